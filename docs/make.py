@@ -28,6 +28,7 @@ from sparse_transformer.figures.masks import (
   image_of_matrix,
   image_of_query,
   panels,
+  show,
   shown_query,
 )
 from sparse_transformer.patterns import Pattern
@@ -42,7 +43,7 @@ SHOWN = {
   "fixed": "Block(12) | Summary(12, 3)",
   "dilated": "Dilated(8, 4)",
   "BigBird": "BigBird(12, num_random=2)",
-  "neighborhood": "Neighborhood(5, 7, columns=12, channels=1)",
+  "neighborhood": "Neighborhood(5, 7, 12, 1)",
 }
 # The gallery.
 PICTURES = "figures/patterns"  # in the folder of docs
@@ -51,9 +52,12 @@ POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
 # The bytes that the keys of a query hold, in the same data.
-SHOWN_HELD = "Local(5)", "Strided(12)", "Strided(12, offset=1)"
+SHOWN_HELD = {
+  "Local(5)": "a window",
+  "Strided(12)": "the paper's column",
+  "Strided(12, offset=1)": "the column of the target",
+}
 HELD = "figures/held.png"
-HELD_CELL = 10  # pixels of a byte: three panels fit a screen of 400 pixels
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
 # Examples of these patterns.
@@ -104,7 +108,7 @@ def write(folder: pathlib.Path = DOCS) -> None:
     # With a palette, a file is small.
     image = Image.fromarray(picture(pattern)).quantize(16)
     image.save(folder / PICTURES / file_name(pattern), optimize=True)
-  Image.fromarray(picture_of_held()).quantize(16).save(folder / HELD)
+  draw_held().savefig(folder / HELD)
   for name in PAGES:
     (folder / name).write_text(fill(folder / name))
 
@@ -185,22 +189,20 @@ def picture(pattern: Pattern) -> np.ndarray:
   return np.concatenate([above, gap, below])
 
 
-def picture_of_held() -> np.ndarray:
-  """RGB image: bytes that keys of one query hold, a panel for each pattern.
-
-  The target is dark; a dot marks the byte above it.
-  """
-  panels = []
-  for text in SHOWN_HELD:
+def draw_held():
+  """A figure of the bytes that keys of a query hold, a panel a pattern."""
+  figure, axes = style.subplots(1, len(SHOWN_HELD), 9, 2.7)
+  y, x = divmod(shown_query(POSITIONS), COLUMNS)
+  for axis, (text, about) in zip(axes[0], SHOWN_HELD.items(), strict=True):
     matrix = patterns.parse(text)[0][0].matrix(POSITIONS)
     # Byte j is held by key j + 1.
     held = _Realized(np.pad(matrix[:, 1:], ((0, 0), (0, 1))))
-    panel = _framed(image_of_query(held, POSITIONS, ROWS), HELD_CELL, True)
-    place = divmod(shown_query(POSITIONS) - COLUMNS, COLUMNS)
-    y, x = (HELD_CELL * i + HELD_CELL // 2 for i in place)
-    panel[y : y + 3, x : x + 3] = style.rgb(style.DARK)
-    panels += [panel, np.full((len(panel), GAP, 3), 255, np.uint8)]
-  return np.concatenate(panels[:-1], axis=1)
+    show(axis, image_of_query(held, POSITIONS, ROWS))
+    axis.set_title(f"{about}\n{text}", fontsize="medium", color=style.DARK)
+    axis.plot(x, y - 1, "o", ms=5, color=style.COLORS[1])
+    for row, label in ((y, "target"), (y - 1, "byte above")):
+      axis.text(x + 0.7, row, label, va="center", fontsize="small")
+  return figure
 
 
 def _framed(cells, size, lines=False):

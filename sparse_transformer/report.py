@@ -2,35 +2,41 @@
 
 python -m sparse_transformer.report --workdir=runs/digits
 
-Writes report.html into the workdir: results, curves, patterns, heads, samples,
-bits by position, config. It shows what is in the workdir:
-`eval.py` and `python -m sparse_transformer.sample` add to that, and so does
-`python -m sparse_transformer.explain` with --example.
+Writes report.html into the workdir: how the run was made, results, curves,
+patterns, heads, samples, bits by position, config. It shows what is in the
+workdir: `eval.py` and `python -m sparse_transformer.sample` add to that, and so
+does `python -m sparse_transformer.explain` with --example.
 """
 
 import base64
+import contextlib
+import datetime
 import html
 import io
 import json
 import pathlib
 from collections.abc import Sequence
 
-from sparse_transformer import atomic, cli
+from sparse_transformer import atomic, cli, config as config_lib, data, schema
 from sparse_transformer.cli import flags
+from sparse_transformer.data import codecs
 from sparse_transformer.figures import curves
 
 COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
-# A wide table is in a box that scrolls; the page does not.
+# Wide tables and pictures are in a box that scrolls; the page does not.
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
-  max-width: 76rem; padding: 0 .75rem; overflow-wrap: anywhere; }
+  max-width: 76rem; padding: 0 .75rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
+h1, pre, td { overflow-wrap: break-word; }
 img { max-width: 100%; vertical-align: top; }
-.table { overflow-x: auto; } table { border-collapse: collapse; }
-td { padding: .2rem .8rem .2rem 0; vertical-align: top;
+.wide { overflow-x: auto; } table { border-collapse: collapse; }
+td, th { padding: .2rem .8rem .2rem 0; vertical-align: top; text-align: left;
   border-bottom: 1px solid #dde; font-variant-numeric: tabular-nums; }
+td { max-width: 48rem; } pre, table { font-size: 14px; }
 pre { background: #f4f6f9; padding: .75rem; white-space: pre-wrap; }
-pre, table { font-size: 14px; }
+@media (max-width: 50rem) {
+  td { max-width: 60vw; } .wide img { max-width: none; max-height: 24rem; } }
 """
 
 
@@ -41,16 +47,17 @@ def main(argv: Sequence[str]) -> None:
 
   workdir = pathlib.Path(flags.FLAGS.workdir)
   experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
-  checkpoints.find(None)  # there must be one
+  step = checkpoints.find(None)  # there must be one
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   sections = {
-    "Run": _summary(experiment, lines),
+    "Run": _summary(experiment, step, checkpoints.describe(step), lines),
+    "Changes": _changes(workdir / config_lib.CHANGES),
     "Evaluation": _evaluations(workdir),
     "Curves": _curves(experiment, lines),
-    "Patterns": _picture(workdir / "patterns.png"),
+    "Patterns": _wide(_picture(workdir / "patterns.png")),
     "Heads on an example": _heads(workdir),
     "Samples": _samples(workdir),
-    "Config": _text(json.dumps(experiment.config.to_dict(), indent=2)),
+    "Config": _config(experiment.config),
   }
   title = html.escape(f"Run {workdir.resolve().name}")
   body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
@@ -66,17 +73,19 @@ def main(argv: Sequence[str]) -> None:
   print(f"report in {path}")
 
 
-def _summary(experiment, lines):
+def _summary(experiment, step, about, lines):
   from sparse_transformer import model as model_lib
   from sparse_transformer.training.explanation import costs
 
   config, source = experiment.config, experiment.source
-  network = experiment.model
+  network, made = experiment.model, ("command", "begun", "commit", "machine")
   patterns = "; ".join(
     f"{pattern} after {step:,} steps" if step else pattern
     for step, pattern in model_lib.schedule(config).items()
   )
   rows = [
+    *((x, about[x]) for x in made if about.get(x)),
+    ("trained", _trained(experiment, step, about, lines)),
     ("data", f"{config.data.name}, {source.length:,} positions"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
@@ -90,11 +99,39 @@ def _summary(experiment, lines):
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
   if "mfu" in (line := last.get("train", {})):
     rows.append(("model-FLOPs utilization", f"{100 * line['mfu']:.1f} %"))
-  return _table(rows)
+  return _table((), rows)
+
+
+def _trained(experiment, step, about, lines):
+  """'700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time 0:03:07'."""
+  length, num = experiment.model.length, about.get("examples")
+  tokens = step * experiment.config.train.batch_size * length
+  text = f"{step:,} steps, {tokens:,} tokens"
+  if num:  # of a stream, one starts at each symbol
+    is_stream = isinstance(experiment.source, data.Stream)
+    size = num + length - 1 if is_stream else num * length
+    text += f", {tokens / size:,.2f} epochs"
+  if timed := [x for x in lines if "processor_seconds" in x]:
+    times = (timed[-1][x] for x in ("seconds", "processor_seconds"))
+    spent = (datetime.timedelta(seconds=round(x)) for x in times)
+    text += ", {}, CPU time {}".format(*spent)
+  return text
 
 
 def _accuracy(values):
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
+
+
+def _changes(path):
+  """The fields that `--allow_changes` has changed, from which step on."""
+  lines = path.read_text().splitlines() if path.exists() else ()
+  with _reading(path, "repair its lines, or delete it"):
+    rows = [
+      (f"{line['step']:,}", name, *map(repr, values))
+      for line in map(json.loads, lines)
+      for name, values in line["changes"].items()
+    ]
+  return rows and _table(("after step", "field", "before", "since"), rows)
 
 
 def _evaluations(workdir):
@@ -106,12 +143,12 @@ def _evaluations(workdir):
   # Those of the run itself first.
   rows = sorted(map(_evaluation, paths), key=lambda row: row[-1] != "")
   pictures = [_picture(path.with_suffix(".png")) for path in paths]
-  return "\n".join([_table([titles, *rows]), *pictures])
+  return "\n".join([_table(titles, rows), *pictures])
 
 
 def _evaluation(path):
   """The cells of a result."""
-  try:
+  with _reading(path, "delete it and run eval.py again"):
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
     overrides = result.get("overrides", {}).items()
@@ -126,10 +163,15 @@ def _evaluation(path):
       f"{result['tokens']:,}",
       ", ".join(f"{name}={value}" for name, value in overrides),
     )
+
+
+@contextlib.contextmanager
+def _reading(path, hint):
+  """Raises ValueError with a hint for what is not as it was written."""
+  try:
+    yield
   except (ValueError, TypeError, KeyError, AttributeError):
-    raise ValueError(
-      f"{path} is damaged; delete it and run eval.py again"
-    ) from None
+    raise ValueError(f"{path} is damaged; {hint}") from None
 
 
 def _curves(experiment, lines):
@@ -144,20 +186,30 @@ def _heads(workdir):
   """What `explain --example` has drawn."""
   paths = list((workdir / "attention").glob("layer_*.png"))
   paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
-  return "\n".join(map(_picture, paths))
+  return "\n".join(_wide(_picture(path)) for path in paths)
 
 
 def _samples(workdir):
   from sparse_transformer.training.evaluation import samples
 
   if picture := _picture(workdir / "samples.png"):
-    return picture + _text(
-      "Sampled images on the left, real ones on the right."
-    )
+    return picture
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
-      return _text(samples.read_text(path))  # HTML allows no control characters
+      text = samples.read_text(path)  # HTML allows no control characters
+      return "\n".join(map(_text, text.split(codecs.RULE.decode())))
   return _text("None: run python -m sparse_transformer.sample.")
+
+
+def _config(config):
+  """The fields that differ from the defaults; all others, folded."""
+  defaults = schema.flatten(schema.Config())
+  fields = schema.flatten(config).items()
+  rows = [(x, repr(y), repr(defaults[x])) for x, y in fields]
+  changed = [row for row in rows if row[1] != row[2]]
+  others = _table(("field", "value"), [x[:2] for x in rows if x not in changed])
+  table = _table(("field", "value", "default"), changed)
+  return f"{table}<details><summary>Defaults</summary>{others}</details>"
 
 
 # Parts of the page.
@@ -167,14 +219,17 @@ def _text(text):
   return f"<pre>{html.escape(text)}</pre>"
 
 
-def _table(rows):
-  """A table in a box that scrolls; the first row contains the titles."""
+def _table(titles, rows):
+  """A table in a box that scrolls, below titles, if there are any."""
   lines = [
-    "".join(f"<td>{html.escape(str(cell))}</td>" for cell in row)
-    for row in rows
+    "<tr>" + "".join(f"<{x}>{html.escape(str(cell))}</{x}>" for cell in cells)
+    for x, cells in (("th", titles), *(("td", row) for row in rows))
   ]
-  body = "\n".join(f"<tr>{line}</tr>" for line in lines)
-  return f'<div class="table"><table>\n{body}\n</table></div>'
+  return _wide("<table>\n" + "\n".join(lines) + "\n</table>")
+
+
+def _wide(part):
+  return part and f'<div class="wide">{part}</div>'
 
 
 def _picture(path):

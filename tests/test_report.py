@@ -7,6 +7,8 @@ import shutil
 import pytest
 import runs
 
+from sparse_transformer import config
+from sparse_transformer.data import codecs
 from sparse_transformer.training import metrics
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.loop import train
@@ -32,6 +34,13 @@ def test_page_is_self_contained_and_contains_everything(workdir):
   page = (workdir / "report.html").read_text()
   assert "http" not in page and "<script" not in page
   assert "a run &amp; &lt;script&gt;" in page
+  assert "<td>2 steps, 1,024 tokens, 0.01 epochs, 0:0" in page
+  for row in ("command</td><td>python", "machine</td><td>", "begun</td><td>20"):
+    assert f"<td>{row}" in page
+  # What differs from the defaults is shown, the rest is folded.
+  shown, _, folded = page.partition("<h2>Config")[2].partition("<details>")
+  assert "<td>train.steps</td><td>2</td><td>100000</td>" in shown
+  assert "<td>train.seed</td><td>0</td>" in folded
   for title in ("Evaluation", "Curves", "Patterns", "Samples", "Config"):
     assert f"<h2>{title}</h2>" in page
   # Bits by position, curves, patterns, samples.
@@ -39,7 +48,6 @@ def test_page_is_self_contained_and_contains_everything(workdir):
   (path,) = (workdir / "evaluations").glob("*.json")
   bits = json.loads(path.read_text())["bits_per_dim"]
   assert f"{bits:.4f} bits/dim" in page
-  assert "&quot;learning_rate&quot;" in page
   *_, line = [x for x in metrics.read(workdir) if x["split"] == "train"]
   assert line["mfu"] == pytest.approx(line["model_flops_per_second"] / 1e12)
   assert f"{100 * line['mfu']:.1f} %" in page
@@ -48,13 +56,26 @@ def test_page_is_self_contained_and_contains_everything(workdir):
 def test_page_shows_sampled_text_without_control_characters(tmp_path):
   path = tmp_path / "text"
   path.write_bytes(b"some <b>text</b> " * 50)
-  config = runs.text(path, **{"train.steps": 0})
-  train(config, tmp_path / "run")
-  (tmp_path / "run" / "samples.txt").write_bytes(b"<i>\x00\xff</i>")
+  train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  texts = b"<i>\x00\xff</i>", b"apart"
+  (tmp_path / "run" / "samples.txt").write_bytes(codecs.RULE.join(texts))
   assert runs.command(SCRIPT, f"--workdir={tmp_path / 'run'}") == 0
   page = (tmp_path / "run" / "report.html").read_text()
-  assert "&lt;i&gt;\ufffd\ufffd&lt;/i&gt;" in page
+  assert "&lt;i&gt;\ufffd\ufffd&lt;/i&gt;</pre>\n<pre>apart</pre>" in page
   assert "run eval.py" in page
+
+
+def test_page_lists_changes_of_the_config(workdir, tmp_path):
+  copy, word = shutil.copytree(workdir, tmp_path / "run"), "--workdir={}"
+  path = copy / config.CHANGES
+  change = dict(step=1, changes={"attention.pattern": ["dense", "<local>"]})
+  path.write_text(json.dumps(change) + "\n")
+  assert runs.command(SCRIPT, word.format(copy)) == 0
+  page = (copy / "report.html").read_text()
+  cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"
+  assert "</td><td>".join(cells) in page
+  path.write_text("{}")
+  assert runs.command(SCRIPT, word.format(copy)) == 1
 
 
 def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):

@@ -5,6 +5,9 @@ import pytest
 import runs
 from PIL import Image
 
+from sparse_transformer.data import codecs
+from sparse_transformer.training.evaluation import samples
+
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
@@ -33,8 +36,8 @@ def test_text_continues_a_prompt(text, tmp_path):
   prompt = f"--prompt={tmp_path / 'prompt'}"
   assert command(text, "--num=2", prompt) == 0
   written = (text / "samples.txt").read_bytes()
-  assert len(written) == 2 * 32 + len("\n\n")
-  first, second = written[:32], written[34:]
+  assert len(written) == 2 * 32 + len(codecs.RULE)
+  first, second = written[:32], written[-32:]
   assert first[:10] == second[:10] == b"Once upon "
   assert first[10:] != second[10:]
 
@@ -43,11 +46,11 @@ def test_samples_complete_real_images_and_are_next_to_them(images):
   assert command(images, "--num=4", "--given=40") == 0
   with Image.open(images / "samples.png") as image:
     pixels = np.asarray(image.convert("L"))
-  # Sheets of 2 x 2 images of 9 cells, with a gap of 4 cells between them.
-  scale = pixels.shape[0] // 18
-  assert pixels.shape == (18 * scale, (18 + 4 + 18) * scale)
-  cells = pixels[scale // 2 :: scale, scale // 2 :: scale]
-  drawn, real = cells[:, :18], cells[:, 22:]
-  for row in (0, 9):
-    np.testing.assert_array_equal(drawn[row : row + 5], real[row : row + 5])
-    assert (drawn[row + 5 : row + 8] != real[row + 5 : row + 8]).any()
+  # Sheets of 2 x 2 images, 8 rows each, below labels.
+  size = (len(pixels) - samples.LABEL) // 2
+  scale = (size - 2 - samples.BORDER) // 8
+  for top in (samples.LABEL + 1, samples.LABEL + 1 + size):
+    rows = pixels[top + scale // 2 :][: 8 * scale : scale]
+    drawn, real = rows[:, : 2 * size], rows[:, -2 * size :]
+    np.testing.assert_array_equal(drawn[:5], real[:5])
+    assert (drawn[5:] != real[5:]).any(1).all()

@@ -2,6 +2,8 @@
 
 import pathlib
 
+import numpy as np
+
 from sparse_transformer import atomic, patterns, tables
 from sparse_transformer.comparison import record as record_lib
 from sparse_transformer.comparison.record import Record
@@ -59,7 +61,8 @@ def notes(record: Record) -> str:
     f"{text} Validation: the entire split, scored by the best of each run's"
     " checkpoints in float32. Test: scored once, for the best on validation,"
     f" {best['choice']}. Keys: per query, the mean over heads and layers. In"
-    f" the figure: validations during training, of {some}; a line is {lines}."
+    f" the figure: validations during training, of {some}; a line is {lines};"
+    " its marker is the score of the table."
   )
 
 
@@ -86,19 +89,21 @@ def grid(record: Record) -> tuple[Table, str]:
 
 
 def draw_curves(record: Record) -> "style.Figure":
-  """Validation bits by time and by steps, a line for each choice."""
+  """Validation bits by time and by steps, up to the score of the table."""
   about, runs = record["about"], record["runs"]
   names = [*map(patterns.shorten, about["choices"])]
   width = 2 * WIDTH + LETTER * (5 + max(map(len, names)))
   figure, panels = style.subplots(1, 2, width, max(HEIGHT, 0.22 * len(names)))
   figure.set_layout_engine("constrained")
   axes = record_lib.time_of(about), "steps"
+  scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
   for axis, panel in zip(axes, panels[0], strict=True):
     for i, choice in enumerate(about["choices"]):
       found = record_lib.over_seeds(record_lib.of_choice(runs, choice), axis)
       color = style.COLORS[i % len(style.COLORS)]
       end = dict(marker=MARKERS[i % len(MARKERS)], markevery=[-1], ms=4.5)
-      panel.plot(*found[:2], color=color, lw=1.6, **end)
+      curve = np.c_[found[:2], [found[0][-1], scores[choice]]]
+      panel.plot(*curve, color=color, lw=1.6, **end)
       panel.fill_between(found[0], *found[2:], color=color, alpha=0.2, lw=0)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color=style.GRID, lw=0.6)

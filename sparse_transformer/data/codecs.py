@@ -13,6 +13,7 @@ from sparse_transformer import atomic
 from sparse_transformer.data import files
 
 Rows = Iterable[np.ndarray]  # of symbols
+RULE = b"\n\n" + b"-" * 72 + b"\n\n"  # between sampled texts
 
 
 class Codec:
@@ -74,7 +75,7 @@ class Text(Codec):
     return symbols
 
   def encode(self, sequences: Rows) -> bytes:
-    return b"\n\n".join(map(bytes, sequences))
+    return RULE.join(map(bytes, sequences))
 
 
 class JsonLines(Text):

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -40,8 +41,9 @@ def save_patterns(
       in_layers.add(layer)
       as_heads.add(head)
   drawn = list(places)[:MAX_PANELS]
+  sizes = len(layers), len(layers[0])
   titles = [
-    "{}\nlayers {}; heads {}".format(p, *map(first_few, places[p]))
+    "{}\nlayers: {}; heads: {}".format(p, *map(first_few, places[p], sizes))
     for p in drawn
   ]
   more = len(places) - len(drawn)
@@ -49,13 +51,14 @@ def save_patterns(
   style.save(panels(titles, drawn, shape, length, note), path)
 
 
-def first_few(numbers: Iterable[int]) -> str:
-  """The smallest numbers, as text.
+def first_few(numbers: Iterable[int], size: int) -> str:
+  """The smallest of some numbers below `size`, as text; or "all".
 
-  >>> first_few(range(0, 128, 4))
-  '0, 4, 8, 12 ...'
+  >>> first_few(range(0, 128, 4), 128), first_few(range(9), 9)
+  ('0, 4, 8, 12 ...', 'all')
   """
-  numbers = sorted(numbers)
+  if len(numbers := sorted(numbers)) == size:
+    return "all"
   return ", ".join(map(str, numbers[:4])) + " ..." * (len(numbers) > 4)
 
 
@@ -90,7 +93,7 @@ def columns(
   fill = functools.partial(textwrap.fill, width=LINE, max_lines=MAX_LINES)
   wrapped = [
     "\n".join(fill(line, placeholder=" ...") for line in title.splitlines())
-    for title in titles
+    for title in map(_whole_terms, titles)
   ]
   lines = 1 + max(title.count("\n") for title in wrapped)
   height = 2 * PANEL + 0.2 * lines + 0.25 * len(above.splitlines())
@@ -103,6 +106,12 @@ def columns(
   if above:
     figure.suptitle(above, fontsize="medium")
   return figure, axes
+
+
+def _whole_terms(title):
+  """A title that breaks within no parentheses which fit on a line."""
+  whole = lambda x: x[0].replace(" ", "\xa0" if len(x[0]) <= LINE else " ")
+  return re.sub(r"\w*\([^()]*\)", whole, title)
 
 
 def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:

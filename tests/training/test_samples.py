@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from sparse_transformer import data
-from sparse_transformer.training.evaluation.samples import save_images
+from sparse_transformer.training.evaluation import samples
 
 
 @pytest.mark.parametrize(
@@ -16,19 +16,23 @@ def test_sheet_shows_each_image_in_its_colors(num, shape, vocab_size, tmp_path):
   shapes = 2, num, int(np.prod(shape))
   tokens = np.random.RandomState(0).randint(0, vocab_size, shapes)
   tokens = tokens.astype(np.uint8)
-  save_images(path, *tokens, data.Images(shape, vocab_size, load=dict))
+  samples.save_images(path, *tokens, data.Images(shape, vocab_size, load=dict))
   rows, columns, _ = shape
   side = int(np.ceil(np.sqrt(num)))
   with Image.open(path) as image:
-    width = 2 * side * (columns + 1) + columns // 2
-    scale = image.width // width
-    assert image.size == (scale * width, scale * side * (rows + 1))
-    sheet = np.asarray(image.convert("RGB"))[::scale, ::scale]
+    page = np.asarray(image.convert("RGB"))
+  scale = samples.SHEET // (side * columns)
+  cells = scale * np.array(shape[:2]) + 2 + samples.BORDER
+  height, width = side * cells
+  assert page.shape[:2] == (height + samples.LABEL, 2 * width + samples.GAP)
   images = tokens.reshape(2, num, *shape) * (255 / (vocab_size - 1))
   for half in range(2):
-    left = half * (side * (columns + 1) + columns // 2)
+    left = half * (width + samples.GAP)
+    assert (page[: samples.LABEL, left : left + 60] < 255).any()  # a label
     for i in range(num):
-      y, x = i // side * (rows + 1), left + i % side * (columns + 1)
-      found = sheet[y : y + rows, x : x + columns]
+      place = np.divmod(i, side) * cells + (samples.LABEL, left)
+      y, x = place + 1
+      assert (page[y - 1, x - 1 : x + scale * columns] < 255).all()  # framed
+      found = page[y:, x:][: scale * rows : scale, : scale * columns : scale]
       expected = np.broadcast_to(images[half, i].round(), found.shape)
       np.testing.assert_array_equal(found, expected)

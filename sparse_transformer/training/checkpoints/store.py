@@ -13,10 +13,12 @@ and nothing else decides that a checkpoint is damaged.
 """
 
 import contextlib
+import datetime
 import logging
 import os
 import pathlib
 import platform
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -26,7 +28,13 @@ import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from sparse_transformer import atomic, config as config_lib, schema, version
+from sparse_transformer import (
+  atomic,
+  config as config_lib,
+  machine,
+  schema,
+  version,
+)
 from sparse_transformer.data import Source, files
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.step import State
@@ -36,12 +44,17 @@ TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
 def about(config: schema.Config, source: Source) -> dict[str, Any]:
-  """Describes a run for its checkpoints: config, versions, digest of data."""
+  """Describes a run for its checkpoints: config, data, versions, command."""
   return dict(
     config=config.to_dict(),
     symbols=source.symbols,
     versions=version.packages() | dict(python=platform.python_version()),
     data=source.digest(),
+    examples=len(source.examples("train")),
+    command=shlex.join(["python", *sys.orig_argv[1:]]),
+    commit=version.commit(),
+    machine=machine.machine(),
+    begun=datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
   )
 
 

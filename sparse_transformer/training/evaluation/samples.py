@@ -8,14 +8,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sparse_transformer import atomic, data
+from sparse_transformer.figures import style
 from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 
 MAX_TEXT = 4000  # bytes of sampled text that are shown
+# Pixels: the width of images side by side, and the space between two, between
+# the halves of a picture, and for their labels.
+SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 
 def decoder(
@@ -85,24 +89,27 @@ def save_images(
 
   Both are uint8 [images, positions].
   """
-  left, right = (_sheet(x, source) for x in (tokens, real))
-  gap = np.full((len(left), source.shape[1] // 2, 3), 255, np.uint8)
-  sheet = np.concatenate([left, gap, right], axis=1)
-  scale = max(1, 960 // sheet.shape[1])
-  large = sheet.repeat(scale, 0).repeat(scale, 1)
-  with atomic.writing(path) as new:
-    Image.fromarray(large).save(new, format="PNG")
-
-
-def _sheet(tokens, source):
-  """An RGB image of all images in a square, with white lines between them."""
   side, (rows, columns, _) = math.ceil(math.sqrt(len(tokens))), source.shape
-  images = tokens.reshape(-1, *source.shape) * 255.0 / (source.vocab_size - 1)
-  images = np.broadcast_to(images, (len(tokens), rows, columns, 3))
-  padding = ((0, side**2 - len(tokens)), (0, 1), (0, 1), (0, 0))
-  cells = np.pad(images, padding, constant_values=255)
-  cells = cells.reshape(side, side, rows + 1, columns + 1, 3).swapaxes(1, 2)
-  return cells.reshape(side * (rows + 1), -1, 3).round().astype(np.uint8)
+  scale = max(1, SHEET // (side * columns))
+  size = scale * columns, scale * rows
+  width, height = (x + 2 + BORDER for x in size)
+  area = 2 * side * width + GAP, side * height + LABEL
+  page = Image.new("RGB", area, "white")
+  draw, font = ImageDraw.Draw(page), ImageFont.load_default(LABEL * 0.7)
+  for half, (label, symbols) in enumerate(
+    (("sampled", tokens), ("real", real))
+  ):
+    left = half * (side * width + GAP)
+    draw.text((left, 0), label, style.GRAY, font)
+    shades = symbols * 255.0 / (source.vocab_size - 1)
+    images = shades.round().astype(np.uint8).reshape(-1, *source.shape)
+    for i, pixels in enumerate(images):
+      pixels = np.broadcast_to(pixels, (rows, columns, 3))
+      image = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
+      place = left + i % side * width, LABEL + i // side * height
+      page.paste(ImageOps.expand(image, 1, style.GRAY), place)
+  with atomic.writing(path) as new:
+    page.save(new, format="PNG")
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:

@@ -188,7 +188,7 @@ def draw(
     path = folder / f"layer_{layer}.png"
     figure = draw_heads(
       f"layer {layer} of {model.num_layers}, {_about(report)}",
-      [f"head {i}: {head['pattern']}" for i, (head, _) in enumerate(heads)],
+      [f"head {i}\n{head['pattern']}" for i, (head, _) in enumerate(heads)],
       [weights for _, weights in heads],
       model.shape,
     )

@@ -194,11 +194,14 @@ def render(report: Report) -> str:
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
   """A row for each pattern, and for all of them together."""
   n, all_pairs, all_computed, lanes = report.network["length"], 0, 0, 0
+  of = report.network
   for row in report.attention:
+    layers = first_few(row.layers, of["num_layers"])
+    heads = first_few(row.heads, of["num_heads"])
     pairs, mean, waste = _amounts(row.pairs, row.computed, n)
     yield (
-      *(row.pattern, first_few(row.layers), first_few(row.heads), pairs),
-      *(mean, f"{row.keys_max:,}", row.executor),
+      *(row.pattern, layers, heads, pairs, mean),
+      *(f"{row.keys_max:,}", row.executor),
       *(", ".join(map(str, row.tile)), waste),
       "-" if row.cache is None else f"{row.cache:,}",
     )

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from sparse_transformer import signals, version
+from sparse_transformer import programs, signals, version
 
 try:
   from absl import app, flags, logging
@@ -58,6 +58,7 @@ def run(
     parse: `on_config`, `on_workdir` or `on_either`; by default absl's.
     takes_words: whether arguments other than flags are allowed.
   """
+  programs.keep()
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
   parse = functools.partial(_parse, parse, takes_words)
   app.run(lambda x: _call(main, x), flags_parser=lambda x: _call(parse, x))

@@ -23,16 +23,18 @@ NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 
 # What each package may import, besides itself. Commands may import everything.
 LEAVES = {"atomic", "tables", "machine", "schema", "signals", "version"}
+LEAVES |= {"programs"}
 MAY_IMPORT = {
   **{leaf: set() for leaf in LEAVES},
   "config": {"atomic", "schema"},
+  "progress": {"signals"},
   "patterns": set(),
   "data": {"atomic"},
   "figures": {"atomic", "patterns"},
   "attention": {"patterns"},
-  "model": {"patterns", "attention", "schema"},
+  "model": {"patterns", "attention", "schema", "progress"},
   "training": LEAVES
-  | {"config", "patterns", "data", "figures", "attention", "model"},
+  | {"config", "progress", "patterns", "data", "figures", "attention", "model"},
   "targets": {"config", "tables", "patterns", "attention", "training"},
 }
 # And those within a package, which know no other file than these.

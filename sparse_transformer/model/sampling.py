@@ -15,12 +15,12 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
 from jax import lax
 
 from sparse_transformer import attention
 from sparse_transformer.model import stacks, transformer
 from sparse_transformer.model.configure import Config
+from sparse_transformer.progress import progress
 
 CHUNK = 32  # positions per call to the device, which delays stopping
 # The least temperature and top_p; smaller ones overflow or vanish in float32.
@@ -180,16 +180,14 @@ def sample(
       f" {length}; shorten it"
     )
   check_stop()  # compilation may take minutes
-  with tqdm.tqdm(
-    total=left, desc="sampling", unit="position", leave=False, disable=None
-  ) as bar:
+  with progress("position", length, prompts.shape[1]) as advance:
     for new_BC, took in _chunks(
       decoder, sampler, params, prompts, length, seed
     ):
       tokens.append(new_BC)
       seconds += took
       left -= new_BC.shape[1]
-      bar.update(new_BC.shape[1])
+      advance(new_BC.shape[1])
       if left:
         check_stop()
   return np.concatenate(tokens, axis=1), seconds

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_transformer import data, model as model_lib, schema
+from sparse_transformer import data, model as model_lib, schema, version
 from sparse_transformer.attention import registry
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -20,16 +20,25 @@ def introduce(
 ) -> None:
   """Prints what to know about a run before it is compiled."""
   config, source = experiment.config, experiment.source
+  network, batch = experiment.model, config.train.batch_size
   number, unit = len(experiment.examples), "examples"
   if isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
   clock, last = limit or ("steps", config.train.steps)
-  devices = experiment.mesh.devices
+  devices, axes = experiment.mesh.devices, experiment.mesh.shape.items()
+  split = [f"{size} along {axis}" for axis, size in axes if size > 1]
   print(
-    f"{model_lib.count_parameters(experiment.model):,} parameters;"
+    f"{model_lib.count_parameters(network):,} parameters,"
+    f" {network.num_layers} layers of width {network.width},"
+    f" {' then '.join(model_lib.schedule(config).values())};"
     f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
-    f" {source.unit}; {devices.size} x {devices.flat[0].device_kind};"
-    f" {last:,} {clock.replace('_', ' ')}; {workdir}"
+    f" {source.unit}"
+  )
+  print(
+    f"{last:,} {clock.replace('_', ' ')}, {batch} sequences or"
+    f" {batch * source.length:,} tokens in a step;"
+    f" {', '.join([f'{devices.size} x {devices.flat[0].device_kind}', *split])}"
+    f"; commit {version.commit() or 'unknown'}; {workdir}"
   )
   for phase in experiment.phases.values():
     warn(phase.config, phase.model)

@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tqdm
 from ml_collections import ConfigDict
 
 from sparse_transformer import (
@@ -24,6 +23,7 @@ from sparse_transformer import (
   signals,
 )
 from sparse_transformer.figures.masks import save_patterns
+from sparse_transformer.progress import progress
 from sparse_transformer.training import (
   announcements,
   metrics,
@@ -39,6 +39,8 @@ from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.profile import Profile
 from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Limit, Stopwatch
+
+EARLY = 1, 2, 5, 10, 20  # steps after a start, which are shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,12 +148,13 @@ def _steps(run: _Run, state: State) -> State:
   )
   is_last = first == config.train.steps or watch.is_over()
   every = config.train.log_every, config.eval.every, config.checkpoint.every
+  total = None if run.options.limit else config.train.steps
 
   # A signal ends it. Kernels need the mesh in context.
   with (
     contextlib.suppress(signals.Stopped),
     jax.set_mesh(experiment.mesh),
-    _progress(first, None if run.options.limit else config.train.steps) as bar,
+    progress("step", total, first, not processes.is_first()) as advance,
     Profile(run.options.profile, first, writer, watch) as profile,
   ):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
@@ -169,11 +172,13 @@ def _steps(run: _Run, state: State) -> State:
       due = optimizer.due(config, step, watch.share())
       state, measured = phase.program(state, batch, due)
       done, bits = step + 1, None  # the step's number in metrics, checkpoints
-      bar.update()
+      advance(1)
       watch.count(len(batch) * phase.model.length)
       monitor.watch(done, measured)
       is_last = done == config.train.steps or watch.is_over()
       logs, validates, saves = (_is_due(done, x, is_last) for x in every)
+      if done - first in EARLY and not logs and (now := _finite(measured)):
+        writer.say(metrics.as_line(done, "train", now))
       if logs or validates or saves:
         monitor.flush()
         with watch.paused():
@@ -199,13 +204,6 @@ def _steps(run: _Run, state: State) -> State:
 def _is_due(step, every, is_last):
   """Whether periodic work is due; it always is after the last step."""
   return is_last or (every > 0 and step % every == 0)
-
-
-def _progress(step, steps):
-  """A bar on the terminal of the first process; `steps` may be unknown."""
-  hidden = None if processes.is_first() else True  # None: without a terminal
-  look = dict(unit="step", dynamic_ncols=True, disable=hidden)
-  return tqdm.tqdm(initial=step, total=steps, **look)
 
 
 def check(experiment: Experiment) -> None:

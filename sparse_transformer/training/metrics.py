@@ -11,23 +11,24 @@ from typing import Any, Self, TextIO
 
 import jax
 import numpy as np
-import tqdm
 from PIL import Image
 from tensorboardX import SummaryWriter
 
-from sparse_transformer import atomic, schema, signals
+from sparse_transformer import atomic, schema
+from sparse_transformer.progress import say
 from sparse_transformer.training.loss_scale import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
 # Numbers that lines of `metrics.jsonl` have, by their split.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-# The terminal shows these first, under short names, and not the hidden ones.
+# The terminal shows these first, under short names and with as many digits in
+# all lines, and not the hidden ones.
 SHORT = dict(
-  bits_per_dim="bits",
-  accuracy="accuracy",
-  gradient_norm="grad",
-  learning_rate="lr",
-  tokens_per_second="tok/s",
+  bits_per_dim=("bits", "7.4f"),
+  accuracy=("accuracy", "6.4f"),
+  gradient_norm=("grad", "8.4f"),
+  learning_rate=("lr", "9.3e"),
+  tokens_per_second=("tok/s", "9,.0f"),
 )
 HIDDEN = {"nats", "model_flops_per_second", *TIMES}
 MAX_SKIPPED = 10  # batches in a row; one more ends the run
@@ -87,7 +88,7 @@ class Writer:
   def say(self, line: str) -> None:
     """Prints a line above the progress bar, in the process that writes."""
     if self._file:
-      _print(line)
+      say(line)
 
   def note(self, step: int, split: str, **values: Any) -> None:
     """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`."""
@@ -104,7 +105,7 @@ class Writer:
         self._on_metrics(step, split, values)
       except (Exception, SystemExit) as error:
         reason = f"{type(error).__name__}: {error}"
-        _print(f"on_metrics failed at step {step}: {reason}", sys.stderr)
+        say(f"on_metrics failed at step {step}: {reason}", sys.stderr)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """`note`, on TensorBoard and the terminal, too; lists have many curves."""
@@ -115,7 +116,7 @@ class Writer:
       for i, x in np.ndenumerate(numbers):
         tag = "/".join([name, *map(str, i)])
         self._boards[split].add_scalar(tag, x, step)
-    self.say(_line(step, split, values))
+    self.say(as_line(step, split, values))
 
   def show(
     self, step: int, split: str, tag: str, content: str | pathlib.Path
@@ -131,22 +132,14 @@ class Writer:
     self._boards[split].add_image(tag, pixels, step, dataformats="HWC")
 
 
-def _print(line: str, file: TextIO | None = None) -> None:
-  try:
-    with tqdm.tqdm.external_write_mode():  # above the progress bar
-      print(line, file=file, flush=True)
-  except OSError:  # a closed pipe, or terminal, perhaps before its SIGHUP
-    signals.silence(file or sys.stdout)
-
-
-def _line(step: int, split: str, values: Mapping[str, Any]) -> str:
+def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
   """A line for the terminal: the values that are single numbers."""
-  line = f"step {step:>7}  {split:<10}"
+  text = f"step {step:>7}  {split:<10}"
   for name in dict.fromkeys((*SHORT, *values)):
     if name in values.keys() - HIDDEN and np.ndim(x := values[name]) == 0:
-      number = f"{x:,.0f}" if abs(x) >= 1e3 else f"{x:.5g}"
-      line += f"  {SHORT.get(name, name)} {number}"
-  return line
+      short, digits = SHORT.get(name, (name, "#.5g"))
+      text += f"  {short} {x:{digits}}"
+  return text
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import machine, signals
+from sparse_transformer import machine, signals, version
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
@@ -60,11 +60,13 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   loop.train(config, folder, profile=range(3, 5))  # without validations
   out, err = capsys.readouterr()
   lines = [line for line in out.splitlines() if line[:5] != "step "]
-  parameters, attention, compiling, compiled, traced, opened, best = lines
-  assert parameters.endswith(
-    " parameters; digits: 1,397 examples, 64 in a sequence, bits/dim; 1 x cpu;"
-    f" 4 steps; {folder}"
+  data, steps, attention, compiling, compiled, traced, opened, best = lines
+  assert data.endswith(
+    " parameters, 1 layers of width 16, strided; digits: 1,397 examples, 64 in"
+    " a sequence, bits/dim"
   )
+  about = "4 steps, 8 sequences or 512 tokens in a step; 1 x cpu; commit"
+  assert steps == f"{about} {version.commit()}; {folder}"
   assert attention.startswith("attention by") and compiling == "compiling"
   assert compiled.startswith("compiled") and compiled.endswith(" s")
   assert traced == f"profiled steps 3 to 4 into {folder / 'profile'}"

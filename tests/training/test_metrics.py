@@ -12,7 +12,8 @@ from tensorboard.backend.event_processing.event_accumulator import (
   EventAccumulator,
 )
 
-from sparse_transformer.training import loop, metrics, stopwatch
+from sparse_transformer.progress import progress
+from sparse_transformer.training import metrics, stopwatch
 
 
 def write(workdir, first, last, value=0.5):
@@ -105,9 +106,15 @@ def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
 def test_line_begins_with_bits_and_has_single_numbers():
   values = dict(nats=0.1, router_z=1e-9, bits_per_dim=12.34567, seconds=7.0)
   values |= dict(spans=[[1], [2]], tokens_per_second=123456.789)
-  assert metrics._line(9, "train", values) == (
-    "step       9  train       bits 12.346  tok/s 123,457  router_z 1e-09"
+  assert metrics.as_line(9, "train", values) == (
+    "step       9  train       bits 12.3457  tok/s   123,457"
+    "  router_z 1.0000e-09"
   )
+  widths = {
+    len(metrics.as_line(9, "train", dict(bits_per_dim=x, learning_rate=y)))
+    for x, y in ((3.5, 0.001), (12.34567, 1.2345e-5), (2, 0))
+  }
+  assert len(widths) == 1  # columns line up
 
 
 class Terminal(io.StringIO):
@@ -124,19 +131,19 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   fail = lambda *_: 1 / 0
   with (
     metrics.Writer(tmp_path, step=0, on_metrics=fail) as writer,
-    loop._progress(0, 9) as bar,
+    progress("step", 9) as advance,
   ):
     writer.say("compiling")
-    bar.update()
+    advance(1)
     writer.write(1, "train", bits_per_dim=0.5)
   # A carriage return goes back over what was written before it.
   seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]
-  assert [x for x in seen if x.strip() and "step/s" not in x] == [
+  assert [x for x in seen if x.strip() and "it/s" not in x] == [
     "compiling",
     "on_metrics failed at step 1: ZeroDivisionError: division by zero",
-    "step       1  train       bits 0.5",
+    "step       1  train       bits  0.5000",
   ]
-  assert "step/s" in terminal.getvalue()
+  assert "it/s" in terminal.getvalue()
 
 
 def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):

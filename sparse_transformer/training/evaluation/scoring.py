@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import jax
 import numpy as np
-import tqdm
 from jax.experimental.multihost_utils import process_allgather
 from jax.sharding import Mesh, NamedSharding
 
+from sparse_transformer.progress import progress
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.distributed import processes
 
@@ -134,17 +134,18 @@ def bits_per_dim(
     check_stop: called before each batch; may raise an exception.
   """
   tally = Tally(len(windows[0][1])) if tally is None else tally
-  starts = range(0, len(windows), batch_size)
-  # On a terminal only.
-  for start in tqdm.tqdm(starts, desc="scoring", leave=False, disable=None):
-    check_stop()
-    num = min(batch_size, len(windows) - start)
-    tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
-    # Kernels need the mesh in context.
-    with jax.set_mesh(cast(Mesh, sharding.mesh)):
-      nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
-    found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
-    tally.add(*(x[:num] for x in found))
+  silent = not processes.is_first()
+  with progress("scoring", len(windows), silent=silent) as advance:
+    for start in range(0, len(windows), batch_size):
+      check_stop()
+      num = min(batch_size, len(windows) - start)
+      tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
+      # Kernels need the mesh in context.
+      with jax.set_mesh(cast(Mesh, sharding.mesh)):
+        nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
+      found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
+      tally.add(*(x[:num] for x in found))
+      advance(num)
   return tally.summary()
 
 

@@ -1,0 +1,52 @@
+"""Compiled programs, kept for the next command: JAX's compilation cache."""
+
+import os
+import pathlib
+import re
+import sys
+import warnings
+import zlib
+
+DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
+LARGEST = 2**30  # bytes of programs; from there on, the oldest are deleted
+
+
+def keep() -> None:
+  """Tells JAX, which is not imported yet, to keep programs in a user's cache.
+
+  A user who has set `DIRECTORY`, if only to nothing, has decided otherwise.
+  """
+  if DIRECTORY in os.environ:
+    return
+  home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+  root = pathlib.Path(home).expanduser() / "sparse_transformer"
+  try:
+    folder = root / _processor()
+    folder.mkdir(parents=True, exist_ok=True)
+    _prune(root)
+  except (OSError, RuntimeError):  # no home, or a full disk
+    return
+  os.environ[DIRECTORY] = str(folder)
+  # What is damaged is compiled again.
+  warnings.filterwarnings("ignore", "Error .* persistent compilation cache")
+
+
+def _processor():
+  """Names what programs for CPUs depend on, of which JAX knows only a part."""
+  path, cores = pathlib.Path("/proc/cpuinfo"), os.cpu_count()
+  text = path.read_text() if path.exists() else ""
+  if sys.platform == "linux":  # XLA divides work among these
+    cores = len(os.sched_getaffinity(0))
+  found = re.findall("(?m)^(?:model name|flags|Features)\t.*", text)
+  about = [*sorted({*found}), cores, os.environ.get("NPROC")]
+  return f"{zlib.crc32(repr(about).encode()):08x}"
+
+
+def _prune(root):
+  """Deletes the oldest programs of all that are too many bytes."""
+  files = [(x.stat(), x) for x in root.glob("*/*")]
+  total = 0
+  for info, path in sorted(files, key=lambda x: x[0].st_mtime, reverse=True):
+    total += info.st_size
+    if total > LARGEST:
+      path.unlink(missing_ok=True)

@@ -1,0 +1,52 @@
+"""What a command says while it works: lines, and how far it is."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TextIO
+
+import tqdm
+
+from sparse_transformer import signals
+
+SECONDS = 30  # between lines, where there is no terminal
+
+
+def say(line: str, file: TextIO | None = None) -> None:
+  """Prints a line, above a progress bar if there is one."""
+  try:
+    with tqdm.tqdm.external_write_mode():
+      print(line, file=file, flush=True)
+  except OSError:  # a closed pipe, or terminal, perhaps before its SIGHUP
+    signals.silence(file or sys.stdout)
+
+
+@contextlib.contextmanager
+def progress(
+  label: str, total: int | None, done: int = 0, silent: bool = False
+) -> Iterator[Callable[[int], None]]:
+  """Shows how much of some work is done, on standard error.
+
+  A terminal has a bar, and anything else a line every 30 seconds. The context
+  is a function to call with how much was done since the last call.
+
+  Args:
+    label: names the work.
+    total: how much there is; None if unknown.
+    done: how much was done before.
+    silent: shows nothing.
+  """
+  said = time.monotonic()
+  look = dict(leave=False, dynamic_ncols=True, disable=silent or None)
+  with tqdm.tqdm(desc=label, total=total, initial=done, **look) as bar:
+
+    def advance(number: int) -> None:
+      nonlocal done, said
+      done += number
+      bar.update(number)
+      if bar.disable and not silent and time.monotonic() > said + SECONDS:
+        said = time.monotonic()
+        say(f"{label} {done:,}{f' of {total:,}' * bool(total)}", sys.stderr)
+
+    yield advance

@@ -7,8 +7,8 @@ Writes bits by position in the window to `evaluations` in the workdir, as JSON
 and as a picture, and report.py shows them in a table. The config is
 read from the workdir; any field can be overridden as in training:
 --config.attention.backend=dense. A score under overrides that change it names
-them, and has files of its own. Scores are computed in float32, also those of
-a run in bfloat16 or float16, unless --config.model.dtype names another dtype.
+them, and has files of its own. Scores are computed in float32, also for runs in
+bfloat16 or float16, unless --config.model.dtype names another dtype.
 """
 
 import contextlib

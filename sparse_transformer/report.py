@@ -167,7 +167,7 @@ def _evaluation(path):
 
 @contextlib.contextmanager
 def _reading(path, hint):
-  """Raises ValueError with a hint for what is not as it was written."""
+  """Raises ValueError, with a hint, if a file is not as it was written."""
   try:
     yield
   except (ValueError, TypeError, KeyError, AttributeError):

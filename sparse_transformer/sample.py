@@ -96,7 +96,9 @@ if __name__ == "__main__":
   )
   flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0: the argmax.")
   flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
-  flags.DEFINE_float("top_p", 1.0, "Draws from those that add up to this.")
+  flags.DEFINE_float(
+    "top_p", 1.0, "Draws from the likeliest that add up to it."
+  )
   flags.DEFINE_integer(
     "seed", 0, "Seed of the draws.", lower_bound=0, upper_bound=2**32 - 1
   )

@@ -1,4 +1,4 @@
-"""The versions of this library and of those it uses; those it lacks."""
+"""The versions of this library and its dependencies; which are missing."""
 
 import importlib.metadata
 import pathlib

@@ -22,8 +22,8 @@ def as_attention_fn(
   """An `attention_fn` for Flax, which runs `attend` with given patterns.
 
   It is for `nnx.MultiHeadAttention` and `linen.MultiHeadDotProductAttention`,
-  also with `decode=True`. The mask of one query [batch..., 1, 1, n] is then
-  their cache's. The query's position is inferred from it, so the newest key
+  also with `decode=True`, where the mask of the one query, [batch..., 1, 1, n],
+  is their cache's. The query's position is inferred from it, so the newest key
   must be visible in at least one sequence. Whatever else they may pass is
   honoured (`dtype`, `is_causal`) or rejected: any other mask, a bias, attention
   dropout, a `precision`, weights to be stored.
@@ -100,7 +100,7 @@ def as_attention_fn(
 
 
 def _causal(pattern, n):
-  """A pattern without pairs whose key is later."""
+  """A pattern without the pairs whose key comes later."""
   is_causal = analysis.is_causal(pattern.support(), n)
   return pattern if is_causal else pattern & Causal()
 

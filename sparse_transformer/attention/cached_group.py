@@ -1,12 +1,11 @@
 """The heads of a cache with one pattern: what is kept, and attention of a step.
 
-A key is kept in a slot from its own position to that of the last query that
-attends to it; then the slot is free for another key. A step finds the keys of
-its query among the positions that the slots hold by the pattern's `mask`. If
-they are few, and the same in all heads, it gathers their slots; otherwise it
-reads all slots. For content-based pairs, all keys and labels are kept, and the
-mask is that of the pattern bound to them. With learned spans, a key is kept as
-long as the longest one reaches.
+A key keeps a slot from its own position until the last query that attends to
+it. A step evaluates the pattern's `mask` on the positions in the slots. If all
+heads have the same few keys, it gathers their slots; otherwise it reads all
+slots. For content-based pairs, all keys and labels are kept, and the mask is
+the bound pattern's. With learned spans, a key is kept as long as the longest
+span reaches.
 
 Axes: C key heads of a group, each with R of its query heads; S slots and one
 more, which takes keys that nothing reads.
@@ -98,7 +97,7 @@ class Group:
 
   @property
   def plan(self) -> CachePlan:
-    """The slots of keys."""
+    """Which slot each key gets."""
     return plan_cache(self.pattern, self.length)
 
   def write(

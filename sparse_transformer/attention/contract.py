@@ -1,9 +1,9 @@
 """The contract between `attend` and its executors.
 
 An executor, a module or an object with the methods of `Executor`, runs plans.
-Each covers some of the pairs: those of one part of a pattern, in the part's own
-orders of positions, or all of them. Its tables are arrays: constants on the
-host for a fixed pattern, or traced ones.
+A plan covers one part of a pattern, in the part's own orders of positions, or
+all pairs. Its tables are arrays: constants on the host for a fixed pattern, or
+traced ones.
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ class Executor(Protocol):
     """Why a case cannot run, as the end of an error message; None if it can."""
 
   def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile of a part that runs alone: `case.tile`, or its choice for 0."""
+    """The tile of a part that runs alone: `case.tile`, or if 0, a choice."""
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     """Plans that together cover the pairs of all heads, one pattern each."""

@@ -130,8 +130,8 @@ def fill_cache(
     directions: as in `attend`.
 
   Raises:
-    ValueError: an argument does not fit the cache, or it is known to have other
-      positions.
+    ValueError: an argument does not fit the cache, or the cache is known not to
+      be empty.
   """
   arrays, count = (q_BLHK, k_BLGK, v_BLGE), jnp.shape(k_BLGK)[1:2]
   _check(cache, layer, directions, arrays, count)
@@ -172,8 +172,8 @@ def attend_next(
   Args:
     cache: with all earlier positions, from `fill_cache` or `attend_next`.
     q_BHK, k_BGK, v_BGE: queries, keys and values [batch, heads, ..] at t.
-    t: the position, an integer that may be traced: the next after those in the
-      cache. Steps of several layers at a position may follow one another.
+    t: the position after the last in the cache, an integer that may be traced.
+      Steps of several layers at a position may follow one another.
     layer: the layer of the cache; may be traced.
     directions, scale, softcap, sinks_H: as in `attend`.
 

@@ -52,8 +52,8 @@ def attend(
 
   On a mesh, each device runs on its own sequences, positions and heads. Devices
   exchange nothing if only sequences and heads are split; if positions are, they
-  exchange only what patterns need. Devices whose heads would have different
-  patterns, or no whole number of key heads, run all heads instead.
+  exchange only what patterns need. Where devices would get different patterns,
+  or parts of a key head, each runs all heads.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
@@ -63,13 +63,12 @@ def attend(
     v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    segments_BL: integers [batch, n], such as the number of the document, or
-      another one for padding. Only the pattern's pairs within one segment are
-      used. Positions are still those in the sequence: `Strided` and `Block` do
-      not restart at each segment.
+    segments_BL: integers [batch, n], such as document numbers, with another one
+      for padding. Only the pattern's pairs within one segment are used.
+      `Strided` and `Block` do not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
-      an integer that may be traced, at most n - L. Segments are those of the n
-      keys. Not for content-based patterns.
+      an integer that may be traced, at most n - L. Segments are of all n keys.
+      Not for content-based patterns.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.

@@ -36,7 +36,7 @@ class Steps(abc.ABC):
   """The tiles that meet, and their places in arrays [B, L, H, ...].
 
   The i-th group of query tiles has steps of numbers j. The loop runs on arrays
-  in a form that the steps choose: that of `of_queries` and `of_keys`.
+  in the form that `of_queries` and `of_keys` give them.
   """
 
   num: int  # number of groups
@@ -81,7 +81,7 @@ class Steps(abc.ABC):
     """The pairs of a step; no weight in the mask is 0."""
 
   def spans_gradient(self, i: Array, j: Array, dm: Array) -> Any:
-    """The gradients of `spans`, from those of a step's weights."""
+    """The gradients of `spans`, from the gradients of a step's weights."""
     del i, j, dm
     return ()
 
@@ -91,7 +91,7 @@ class Steps(abc.ABC):
 
   @abc.abstractmethod
   def put(self, i: Array, x: Array, new: Array) -> Array:
-    """x, an array of results, with those of a group."""
+    """x, an array of results, with a group's results put in."""
 
   @abc.abstractmethod
   def add(self, i: Array, j: Array, x: Array, new: Array) -> Array:
@@ -266,7 +266,7 @@ def _log_sum(max_, sum_):
 
 
 def merge(*results: Softmax) -> Softmax:
-  """(out [..., E], lse [...]) over all keys, from those over disjoint keys.
+  """(out [..., E], lse [...]) over all keys, from results over disjoint keys.
 
   Exact, as long as no pair is counted twice.
   """
@@ -322,7 +322,7 @@ def _dot(spec, a, b):
 
 
 def _scale(q, scores):
-  """The factor of the queries: that of the scores, or 1 if it would round them.
+  """The factor of the queries: the scores', or 1 if it would round them.
 
   In 16 bits, queries are scaled by powers of 2 exactly; by others, such as
   1 / sqrt(32), the log-sum-exp would be off by 0.005.

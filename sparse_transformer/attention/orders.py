@@ -28,7 +28,7 @@ Table = np.ndarray | jax.Array
 class Arrangement(abc.ABC):
   """An order of positions, here or on several devices.
 
-  Its `positions` are int32 [places]: those at each place, -1 for padding.
+  `positions`, int32 [places], are -1 at places of padding.
   """
 
   @abc.abstractmethod
@@ -96,7 +96,7 @@ class Orders(Arrangement):
     )
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Undoes `arrange` for gradients: adds those of all places."""
+    """Undoes `arrange` for gradients: adds up all places of a position."""
     ends = np.cumsum([len(x.positions) for x in self.orders])[:-1]
     found: list[jax.Array] = []
     for x in arrays:
@@ -151,6 +151,6 @@ class Slice(Arrangement):
 
 
 def apply(function: Callable[..., Any], arrays: Any) -> Any:
-  """function(*arrays) of those in a pytree, in the same structure."""
+  """function(*arrays) of a pytree's arrays, in the same structure."""
   leaves, structure = jax.tree.flatten(arrays)
   return jax.tree.unflatten(structure, function(*leaves))

@@ -106,7 +106,7 @@ def _executor(name):
 
 
 def choose(backend: str, case: Case) -> tuple[Choice, ...]:
-  """What runs a case on each platform with devices, or on that of `targeting`.
+  """What runs a case on each platform with devices, or on `targeting`'s.
 
   The first is for "default", which stands for all platforms that are not
   listed. A named backend is the only choice. Raises the errors of `resolve`;
@@ -166,7 +166,7 @@ def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:
 
 
 def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
-  """The tile that an executor chooses for all heads; 0 if parts have others."""
+  """The tile that an executor chooses for all heads; 0 if parts differ."""
   executor = _executor(resolve(backend, case))
   choose = getattr(executor, "common_tile", None)
   return choose(patterns, case) if choose and patterns else 0

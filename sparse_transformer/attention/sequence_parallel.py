@@ -7,7 +7,7 @@ known before a program is traced. Where these are many, devices exchange heads
 for positions if they can: each then has all positions of some heads.
 
 `Exchange` and `OverHeads` are orders of positions, as `orders.Order` is on one
-device. All runs within `jax.shard_map`; `axes` are those that split positions.
+device. All runs within `jax.shard_map`; `axes` split positions.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ class Route:
 
 
 def find_route(positions: np.ndarray, own: int) -> Route:
-  """The `Route` to positions, of which none occurs twice on a device."""
+  """The `Route` to positions, none of them twice on a device."""
   num_devices = len(positions)
   device = np.arange(num_devices)[:, None]
   holders = np.where(positions < 0, device, positions // own)
@@ -122,7 +122,7 @@ class Exchange(Arrangement):
     return tuple(_take(x, at) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """Adds results where positions are held; missing places have none."""
+    """Adds results on the devices that hold their positions."""
     route, own = self.route, self.route.own
     at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
     held = [_take(x, at) for x in arrays]
@@ -253,8 +253,8 @@ def _positions(order, tiles, tile):
 def _keys(part, layout, device, num_devices, own):
   """(positions of keys [devices, places], the column there of each tile).
 
-  A device has the columns of its tiles. Of those with positions of others, it
-  has only the keys that are in a pair.
+  A device has the columns of its tiles. Of columns with other devices'
+  positions, it has only the keys that are in a pair.
   """
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
@@ -315,7 +315,7 @@ def plan_device(
 
 
 def _of_heads(case, heads):
-  """The case with some heads alone."""
+  """The case of these heads only."""
   if heads is None:
     return case
   few, of_keys = len(heads), len(key_heads(heads, case.group) or ())

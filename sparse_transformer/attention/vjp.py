@@ -199,6 +199,6 @@ def _arranged(plan, heads, queries, keys):
 
 
 def _take(heads, arrays):
-  """The arrays of heads; those with a single head, as segments, are of all."""
+  """The arrays of heads; an array with one head, as segments, is of all."""
   take = lambda x: x if x.shape[2] == 1 else x[:, :, heads_lib.index_of(heads)]
   return jax.tree.map(take, arrays)

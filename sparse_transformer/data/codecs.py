@@ -38,7 +38,7 @@ class Codec:
     raise NotImplementedError
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
-    """Writes rows of symbols to files whose names begin with that of `stem`."""
+    """Writes rows of symbols to files whose names begin with `stem`'s."""
     path = stem.with_suffix(self.suffix)
     atomic.write_bytes(path, self.encode(sequences))
     return [path]

@@ -25,7 +25,7 @@ ARCHIVE = UrlInfo(
 # Not called Cifar10: the folder is named after the class, and a copy that the
 # stock `cifar10` builder has made in the same place must not be changed.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
-  """In the order of the stock builder, which needs TensorFlow for its PNG."""
+  """CIFAR-10 in the stock builder's order, without its need of TensorFlow."""
 
   VERSION = tfds.core.Version("1.1.0")  # 1.0.0 had no labels
   IMAGES_PER_FILE = 10_000

@@ -117,7 +117,7 @@ def map_array(path: pathlib.Path) -> np.ndarray:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """The contents of a file, decompressed; those in a .zip are joined by name.
+  """The contents of a file, decompressed; files in a .zip, joined by name.
 
   Raises ValueError if the file is not regular, is damaged or is too large.
   """

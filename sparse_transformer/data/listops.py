@@ -1,7 +1,7 @@
 """ListOps: nested operations on lists of digits, labelled with their value.
 
-Nangia and Bowman 2018, arXiv 1804.06028; depth and arguments are those of Long
-Range Arena (Tay et al. 2020, arXiv 2011.04006).
+Nangia and Bowman 2018, arXiv 1804.06028; depth and arguments as in Long Range
+Arena (Tay et al. 2020, arXiv 2011.04006).
 """
 
 import functools
@@ -49,7 +49,7 @@ def listops(config: ConfigDict) -> Sequences:
 
 class _Source(Sequences):
   def digest(self) -> dict[str, int | str]:
-    """Of the first example of each split: all would take minutes."""
+    """The digest of the first examples: that of all would take minutes."""
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
     number, crc = len(self.examples("train")), zlib.crc32(first)
     return dict(examples=number, crc32=f"{crc:08x}")

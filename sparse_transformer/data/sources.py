@@ -26,7 +26,7 @@ Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 
 class _Apart:
-  """What sources share whose examples are scored one by one."""
+  """What sources have in common if examples are scored one by one."""
 
   separator: ClassVar[None] = None  # an example is one document
 
@@ -195,7 +195,7 @@ Source = Images | Stream | Sequences
 
 
 def _of_split(load: Callable[[], Splits], split: str) -> Any:
-  """The data of a split; ValueError if they are none, or it is unknown."""
+  """The data of a split; ValueError if it is empty or unknown."""
   if split not in SPLITS:
     raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
   found = load()[split]
@@ -233,8 +233,8 @@ def register(
 def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
 
-  Without `labels`, those of the data are ignored. Raises ValueError if the name
-  is unknown, or a field is invalid.
+  Without `labels`, labels in the data are ignored. Raises ValueError if the
+  name is unknown, or a field is invalid.
   """
   name = config.name
   if name not in SOURCES:

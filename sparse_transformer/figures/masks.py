@@ -183,7 +183,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:
-  """Means over blocks of the given sizes; those at the end may be smaller."""
+  """Means over blocks of the given sizes; the last ones may be smaller."""
   for axis, size in enumerate(sizes):
     starts = np.arange(0, cells.shape[axis], size)
     lengths = np.diff(starts, append=cells.shape[axis])

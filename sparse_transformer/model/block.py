@@ -183,7 +183,7 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
 
 
 def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
-  """Normal weights; `num_layers` is for those that end a residual branch.
+  """Normal weights; `num_layers` is for weights that end a residual branch.
 
   As in the released code, github.com/openai/distribution_augmentation: 2.83
   times the paper's 0.125 / sqrt(d_in), read as a standard deviation.

@@ -1,4 +1,4 @@
-"""The typed config of a network, made from that of an experiment."""
+"""The typed config of a network, made from an experiment's."""
 
 import dataclasses
 import itertools

@@ -35,7 +35,7 @@ def period(config: Config) -> int:
 
 
 def sizes(config: Config) -> dict[int, int]:
-  """{first layer: how many run as one}, those at its place in all periods.
+  """{first layer: how many layers, one in each period, run as one}.
 
   Each layer after the last full period is alone.
   """
@@ -95,7 +95,7 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
 
 
 def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
-  """What a layer has of stacked parts, those that it lacks left out."""
+  """What a layer has of stacked parts, without parts that it lacks."""
   found = {}
   for name, tree in stacked.items():
     if layer in (layers := layers_of(config, name)):
@@ -110,8 +110,8 @@ def scan(
   """Runs all layers: a scan over full periods, and then the last layers.
 
   `step(carry, layer, index, stacked)` returns the next carry and what the layer
-  measures. The layer is the first of those that run as one, `index` its place
-  among them, see `sizes`; `take` finds what it has of the stacked parts.
+  measures. The layer is the first of the layers that run as one, `index` its
+  place among them, see `sizes`; `take` finds what it has of the stacked parts.
   """
   num, every = config.num_layers, period(config)
   times = num // every

@@ -19,11 +19,10 @@ from sparse_transformer.model.stacks import Measured
 
 
 class Transformer(nnx.Module):
-  """Predicts each symbol of a sequence from those before it, or a label.
+  """Predicts each symbol of a sequence from the ones before, or a label.
 
   Parameters of blocks and options have a first axis of layers. No shape depends
-  on patterns, except on those that have parameters of their own: a checkpoint
-  can be used with other patterns.
+  on patterns without parameters: a checkpoint can be used with others.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):

@@ -54,7 +54,7 @@ def _find_pairs(part, n):
 def _reduce(ufunc, pattern, values, empty=0, by_key=False):
   """Reduces the values [n, words] of each query's keys, or by key, queries.
 
-  Those without any get `empty`, the identity of the ufunc.
+  Without any, the value is `empty`, the identity of the ufunc.
   """
   (n, words), result = values.shape, np.full_like(values, empty)
   flip = slice(None, None, -1 if by_key else 1)
@@ -172,7 +172,7 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
 def cache_size(pattern: Pattern, n: int) -> int:
   """The largest number of keys that decoding must hold at once.
 
-  For query t, those up to and including t that it or a later one attends to.
+  At query t: the keys up to t that it or a later query attends to.
   """
   last, keys = last_readers(pattern, n), np.arange(n)
   is_read = last >= keys

@@ -149,7 +149,7 @@ class Examples:
 
   @property
   def small(self) -> tuple[Pattern, ...]:
-    """All but the large one."""
+    """All examples but the large one."""
     return self.causal + self.bidirectional
 
 

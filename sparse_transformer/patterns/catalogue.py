@@ -153,9 +153,9 @@ class Strided(Checked):
 class Block(Checked):
   """The keys so far in the query's own block of `size` positions.
 
-  Also those of the `previous` blocks before it. Bidirectional: all keys of the
-  block, and of as many blocks before and after it. Source: Child et al. 2019,
-  section 4.3, A^(1) of fixed attention.
+  Also the keys of the `previous` blocks before it. Bidirectional: all keys of
+  the block, and of as many blocks before and after it. Source: Child et al.
+  2019, section 4.3, A^(1) of fixed attention.
   """
 
   size: int
@@ -227,7 +227,7 @@ class Summary(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class LogSparse(Checked):
-  """The last `window` keys, and those at distances 1, 2, 4, 8, ...
+  """The last `window` keys, and the keys at distances 1, 2, 4, 8, ...
 
   Source: Li et al. 2019, arXiv 1907.00235.
   """
@@ -308,9 +308,9 @@ class Global(Checked):
 class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
-  Only blocks from `first` on may be drawn, and those at least `last` blocks
-  before the queries' own. Bidirectional: two blocks attend to each other if the
-  later one drew the earlier one.
+  A drawn block is at least number `first`, and `last` blocks before the
+  queries' own. Bidirectional: two blocks attend to each other if the later one
+  drew the earlier one.
   """
 
   size: int
@@ -422,8 +422,8 @@ class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
   Blocks have `block` positions. Keys are in an odd `window` of blocks around
-  the queries' own, of which a causal pattern has the first half; in the first
-  `num_global`; and in `num_random` others of the past.
+  the queries' own (if causal, in its first half), in the first `num_global`
+  blocks, and in `num_random` other past blocks.
 
   Source: Zaheer et al. 2020, arXiv 2007.14062, where the last block is also
   global, and random blocks are drawn from both sides.
@@ -483,7 +483,7 @@ class _Raster(Checked):
 class Row(_Shorthand):
   """The bytes so far in the query's image row, and the `previous` rows above.
 
-  Bidirectional: all bytes of the row, and of as many rows above and below.
+  Bidirectional: all bytes of the row, and of `previous` rows on both sides.
   """
 
   columns: int

@@ -106,7 +106,7 @@ class Content(Checked):
   def given(self, num_heads: int, width: int) -> tuple[tuple[int, ...], str]:
     """(the shape, the name) of what `attend` takes for it; no name if nothing.
 
-    `width` is that of a head's queries, K.
+    `width` is the width of a head's queries, K.
     """
     name = "directions" if self.num_directions else ""
     return (num_heads, self.num_directions, width), name
@@ -164,7 +164,7 @@ class Spanned(Content):
 class _Bound(Pattern):
   """A set of pairs that is found at run time; it equals only itself.
 
-  In its mask, positions of 4 or more axes have those of batch and heads first;
+  In its mask, positions of 4 or more axes have the batch and the heads first;
   others are the same for all heads.
   """
 
@@ -393,8 +393,8 @@ class TopBlocks(Content):
   Blocks with keys of several segments are never chosen, nor is the query's own,
   which is incomplete: use a union with `Block(size)` or `Local`.
 
-  Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are those of
-  `Block(size) | TopBlocks(size, k - 1)`.
+  Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size)
+  | TopBlocks(size, k - 1)`.
   """
 
   size: int

@@ -94,8 +94,8 @@ def factorize(
     stride: of strided attention, or the size of a block of fixed attention.
     window: number of keys of local attention.
     width: positions in a summary.
-    num_summaries: distinct ones; head h has number h % num_summaries. head:
-    index of the head. length: positions in a sequence, which `nanochat`
+    num_summaries: how many are distinct; head h has number h % num_summaries.
+    head: index of the head. length: positions in a sequence, which `nanochat`
     requires.
 
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)

@@ -61,7 +61,8 @@ def compile_for(
     target: the devices.
     config: the experiment's config.
     part: "step" of training, or "attention", each distinct pattern by itself.
-    **options: of "attention": `key_heads`, `segments`, and those of `attend`.
+    **options: for "attention": `key_heads`, `segments`, and options of
+      `attend`.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)

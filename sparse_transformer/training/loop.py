@@ -83,7 +83,7 @@ def train(
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
-  the workdir; settings are those of `Options`. Returns the final state.
+  the workdir; settings: see `Options`. Returns the final state.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more

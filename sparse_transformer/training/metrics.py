@@ -156,9 +156,8 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, incomplete ones, and that of the run's end.
-
-  At step 0, also where a run started from, which is found again.
+  """Drops the lines after a step, incomplete lines, and the run's end. At step
+  0, also its start, which is noted again.
   """
   if path.exists():
     kept = [line for line in read(path.parent) if line["step"] <= step]
@@ -171,10 +170,10 @@ class Monitor:
   """Judges each step while the next one runs, so that no device waits.
 
   Args:
-    settings: group `train` of the config, of which `nonfinite` is used.
+    settings: the group `train` of the config.
     numbers: the training examples of the batch of each step.
     note: `Writer.note`, called for each skipped step, and the end.
-    lines: those of `metrics.jsonl` so far.
+    lines: `metrics.jsonl` so far.
   """
 
   def __init__(

@@ -50,7 +50,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
 
-  Its learning rate is that of a step, or else of the number of its updates.
+  The learning rate follows the step that it is told, or else its updates.
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
@@ -106,9 +106,9 @@ def _block_matrices(params):
 
 
 def due(config: schema.Config, step: int, share: float | None) -> np.int32:
-  """Which step's learning rate the next update has; -1 for that of its own.
+  """Which step's learning rate the next update has; -1: its own count's.
 
-  With a limit of time, of which a share has passed, the decay follows the
+  With a limit of time, `share` of which has passed, the decay follows the
   clock, and warm-up takes at most a tenth of the time.
   """
   if share is None:
@@ -121,13 +121,13 @@ def due(config: schema.Config, step: int, share: float | None) -> np.int32:
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:
-  """How many updates there were: steps, without those that were skipped."""
+  """The number of updates: steps that were not skipped."""
   (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
   return count  # all are equal
 
 
 def decays(params: dict) -> dict:
-  """Whether parameters decay: those with two axes, as in the released code.
+  """Whether parameters decay: if they have two axes, as in the released code.
 
   Axes of layers and experts do not count. Centroids, which have three, are
   directions of any length.

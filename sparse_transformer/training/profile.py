@@ -17,7 +17,8 @@ class Profile(contextlib.ExitStack):
 
   Args:
     steps: the steps to trace, from 1; () for none.
-    step: how many steps are done. If some of `steps` are, none is traced.
+    step: how many steps are done. If these include some of `steps`, none is
+      traced.
     writer, watch: of the run. Starting and ending a trace is not timed.
   """
 

@@ -29,7 +29,7 @@ class State:
 def init_state(
   params: dict, optimizer: optax.GradientTransformation, dtype: str
 ) -> State:
-  """The state before the first step; `dtype` is that of activations."""
+  """The state before the first step; `dtype` is the activations'."""
   return State(
     step=jnp.zeros((), jnp.int32),
     params=params,

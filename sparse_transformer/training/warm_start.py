@@ -22,13 +22,13 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   """The state before the first step, with the weights of `train.init_from`.
 
   The parameters and their average become the averaged weights of that run, or
-  those of an exported file. The optimizer starts anew.
+  of an exported file. The optimizer starts anew.
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
     `random` names the parameters that stay random because none fit, `unused`
-    those of the other run that have no place here, and `changed` what gives all
-    of them another meaning.
+    the other run's without a place here, and `changed` the settings that give
+    all another meaning.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.

@@ -28,7 +28,7 @@ def check_name(workdir: str | os.PathLike) -> None:
 
 
 def check_folder(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a folder cannot be that of a run."""
+  """Raises ValueError if a folder cannot be a run's."""
   check_name(workdir)
   if (pathlib.Path(workdir) / COMPARISON).exists():
     raise ValueError(f"{workdir} holds a comparison; use another --workdir")

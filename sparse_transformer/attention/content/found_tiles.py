@@ -96,7 +96,7 @@ def _lay_out_chosen(pairs, tile):
 def plan_part(
   part: Pattern, known: Mapping[Pattern, TileTables]
 ) -> contract.Plan:
-  """The plan of a bound part, on the `known` tables of the set it has."""
+  """The plan of a bound part, with the `known` tables of its set."""
 
   def find(part):
     """(the set, the mask applied within its tiles)."""
@@ -165,7 +165,7 @@ class _Steps(online_softmax.Steps):
     return _sum(self.tables.places, *arrays)
 
   def of_group(self, x_BLHK):
-    """Gradients of key heads [B, L, G, K], from those for each query head."""
+    """Gradients of key heads [B, L, G, K], from each query head's."""
     b, n, h, width = x_BLHK.shape
     num_key_heads = h // self.case.group
     return x_BLHK.reshape(b, n, num_key_heads, -1, width).sum(3)

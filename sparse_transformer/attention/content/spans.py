@@ -45,7 +45,7 @@ def of_heads(
   directions: Mapping[Pattern, jax.Array],
   dtype: Any = jnp.float32,
 ) -> jax.Array | None:
-  """The spans [H] of heads, 0 for those without; None if none has any."""
+  """The spans [H] of heads, 0 for a head without; None if no head has one."""
   if not any_span(patterns):
     return None
   spans = []

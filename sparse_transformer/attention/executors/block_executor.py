@@ -1,4 +1,4 @@
-"""Executors whose kernels copy blocks: those for TPUs and for Hopper GPUs.
+"""The executors for TPUs and Hopper GPUs, whose kernels copy blocks.
 
 There is a plan for each order of queries. It runs all parts that have this
 order, of all heads, in one launch of each kernel; keys follow each other in all
@@ -119,7 +119,7 @@ class BlockExecutor(contract.Executor):
     return *dq, *self._run("backward_of_keys", plan, given, outs)
 
   def _run(self, name, plan, given, outs):
-    """The results of a kernel; they are rounded if no other plan has some."""
+    """The results of a kernel, rounded unless other plans add to them."""
     heads = [arrays[0].shape[2] for arrays in given]
     blocks = [
       jax.tree.map(
@@ -218,7 +218,7 @@ def _plans(patterns, n, tile, group, most_steps):
 
 
 def _work(parts, heads, group):
-  """(the work of (part, heads, layout)s with an order of queries, orders)."""
+  """The work of (part, heads, layout)s with an order of queries; its orders."""
   layouts = [layout for *_, layout in parts]
   queries = Orders(orders_of(layouts[0])[:1])
   keys, firsts = _orders_of_keys(layouts)
@@ -239,7 +239,7 @@ def _work(parts, heads, group):
 
 
 def _orders_of_keys(layouts):
-  """The distinct orders of keys, and the first tile of that of each layout."""
+  """The distinct orders of keys, and the first tile of each layout's order."""
   by_order: dict[bytes, list[Layout]] = {}
   for layout in layouts:
     by_order.setdefault(layout.key_order.tobytes(), []).append(layout)

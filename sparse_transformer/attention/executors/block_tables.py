@@ -88,7 +88,7 @@ def tables_of(
 ) -> list[BlockTables]:
   """Tables of the same shapes, for works of `items.make_work`.
 
-  No grid has more than `most_steps` steps, before all devices get equally many.
+  A grid has at most `most_steps` steps, before it is padded for all devices.
   """
   of_queries, of_keys = len(works[0].queries), len(works[0].keys)
   by_query = [_steps_of(x.by_query, of_queries, of_keys, group) for x in works]
@@ -167,7 +167,7 @@ def _cut(
 
 
 def _pad(steps: np.ndarray, size: int) -> np.ndarray:
-  """As many steps: more of them repeat the last, but do nothing."""
+  """Adds steps that repeat the last one, but do nothing."""
   padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
   padded[2, steps.shape[1] :] &= -1 << SHIFT
   return padded

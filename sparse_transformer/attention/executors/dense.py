@@ -42,7 +42,7 @@ def attend(
   """(out_BLHE, lse_BLH) of attention with one pattern per head.
 
   If positions are split over mesh axes, each device computes all of them. With
-  `first`, the queries are those from there on, and patterns are static.
+  `first`, the queries start at that position, and patterns are static.
   """
   if axes:
     own = queries.q.shape[1]

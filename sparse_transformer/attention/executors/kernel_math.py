@@ -117,7 +117,7 @@ class Item(abc.ABC):
     return jnp.exp2(x * factor - minus)
 
   def scale(self, x: Any) -> float:
-    """The factor of products of queries and keys, one of which is x."""
+    """The factor of products of queries and keys; x is either."""
     return self._scores.factor(x.shape[-1])
 
   def scores(self, a: Any, b: Any) -> tuple:

@@ -73,7 +73,7 @@ def _step(code, masks, segments, start, body, finish):
 
 
 def _scores(q, k, scores):
-  """Those of [keys, queries], see `kernel_math.scaled`."""
+  """The scores [keys, queries], see `kernel_math.scaled`."""
   return kernel_math.scaled(_dot(k[...], q[...], (0, 0)), scores, len(q))
 
 

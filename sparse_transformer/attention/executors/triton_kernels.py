@@ -218,9 +218,8 @@ def _num_warps(name, v):
 def _launch(name, plan, queries, keys, interpret, outs):
   """The results of a kernel, each like one of `outs`.
 
-  If there are several slots, their items are launched first, except those of
-  the first slot, which holds all rows: these are launched last, and start from
-  the results of the others.
+  Of several slots, the first holds all rows: its items are launched last, and
+  start from the results of the others.
   """
   work, q, is_by_key = plan.tables, queries.q, name == "backward_of_keys"
   lists = work.by_key if is_by_key else work.by_query

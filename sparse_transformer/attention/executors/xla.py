@@ -131,7 +131,7 @@ def _plan(executor, part, n, tile, num_heads):
 
 @functools.lru_cache(maxsize=256)
 def _choose(executor, part, n, tile):
-  """The (tile, span) of lowest cost, of the tile that is asked for, if any."""
+  """The (tile, span) of lowest cost; a tile that is asked for is kept."""
   asked = (tile,) if tile else executor.tiles
   *smaller, largest = sorted({min(x, n) for x in asked})
   found = []
@@ -184,7 +184,7 @@ def _tables(executor, layouts, span, num_heads):
 
 
 def _group(num_steps, most):
-  """(the steps of groups [devices, groups], tiles of queries in each)."""
+  """(steps of each group [devices, groups], tiles of queries in a group)."""
   for size in range(most, 1, -1):
     if num_steps.shape[1] % size == 0:
       groups = num_steps.reshape(len(num_steps), -1, size).max(2)

@@ -37,7 +37,7 @@ class Directions(Option):
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     """Centroids [layers, heads, clusters, K], of about unit length.
 
-    Those with the same number of clusters are shared by all patterns.
+    Patterns with equally many clusters share them.
     """
     config, rng = self.config, rngs.params()
     nums = {c.num_directions for c in self._contents if c.is_learned}
@@ -55,7 +55,7 @@ class Directions(Option):
     return {str(c): self._directions(c, params) for c in self._contents}
 
   def _directions(self, content, params):
-    """Those of a pattern in all layers: [layers, heads or 1, directions, K]."""
+    """A pattern's, in all layers: [layers, heads or 1, directions, K]."""
     if content.is_learned:
       return params["centroids"][str(content.num_directions)]
     layers, width = range(self.config.num_layers), self.config.head_width
@@ -88,7 +88,7 @@ class Directions(Option):
 
 
 def _share(heads, q_BLHK, k_BLHK):
-  """The keys; the queries at unit length in heads that have these for keys."""
+  """The keys; in heads whose keys are queries, these at unit length."""
   shares = [
     any(c.keys_are_queries for c in pattern.contents()) for pattern in heads
   ]

@@ -15,7 +15,7 @@ from sparse_transformer.model.options.option import Inputs, Layer, Option
 
 
 class LearnedSpans(Option):
-  """What attention patterns with a learned span need."""
+  """The spans of patterns that learn them."""
 
   stacked = ("spans",)
   losses = dict(span=1e-6)  # shortens them
@@ -34,7 +34,7 @@ class LearnedSpans(Option):
     return inputs.add_directions(of_heads)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """`span`: the mean, in positions; `spans`: [heads], 0 for those without."""
+    """`span`: the mean, in positions; `spans`: [heads], 0 without one."""
     directions = inputs.keywords["directions"]
     spans_H = spans.of_heads(layer.patterns, directions)
     if spans_H is None:

@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
   keywords: dict[str, Any] = {}
 
   def add_directions(self, of_patterns: dict[Any, jax.Array]) -> "Inputs":
-    """With the directions of more patterns."""
+    """These inputs, with the directions of more patterns."""
     both = self.keywords.get("directions", {}) | of_patterns
     return self._replace(keywords=self.keywords | dict(directions=both))
 

@@ -132,7 +132,7 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
 
 
 def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
-  """Of all that is in a file: the format does not notice flipped bits."""
+  """CRC-32 of a file's contents: the format does not notice flipped bits."""
   crc = zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
   for name in sorted(arrays):
     crc = zlib.crc32(name.encode(), crc)

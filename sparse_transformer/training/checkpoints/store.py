@@ -224,7 +224,7 @@ class Checkpoints:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: object
   ) -> list[bool]:
-    """Tells Orbax which ones to keep when the last of them is complete."""
+    """Tells Orbax which checkpoints to keep, once the last is complete."""
     del context
     new, bits = checkpoints[-1], self._bits()
     if new.metrics is not None:
@@ -267,7 +267,7 @@ class Checkpoints:
 
     Raises:
       FileNotFoundError: there is none, or a run has just deleted it.
-      ValueError: it is damaged, or from a network other than that of `like`.
+      ValueError: it is damaged, or from another network than `like`.
     """
     return _load(self._verify(self.find(step)), like)
 

@@ -90,7 +90,7 @@ def evaluate(
 
 
 def _details(source, split, tally):
-  """What the data make known besides: of channels, of bytes, of an optimum."""
+  """What the data add to a score: by channel, per byte, the optimum."""
   match source:
     case data.Images(optimum=float(optimum)):
       return dict(optimum=optimum)
@@ -103,7 +103,7 @@ def _details(source, split, tally):
 
 
 def _overrides(config, checkpoints, step):
-  """The settings that make a score another one than the checkpoint's own."""
+  """The settings by which a score is not the checkpoint's own."""
   free = config_lib.FREE_IN_EVALUATION
   changes = checkpoints.check(step, config, None, free)
   found = {name: new for name, (_, new) in changes.items()}

@@ -44,9 +44,8 @@ class Tally:
 
   Args:
     length: positions in a window, L.
-    block: scored positions in a block; None for those of a window, which is
-      right for images and labels. The standard error takes blocks as
-      independent.
+    block: scored positions in a block; None: the positions of a window, as for
+      images and labels. The standard error takes blocks as independent.
   """
 
   def __init__(self, length: int, block: int | None = None):
@@ -128,7 +127,7 @@ def bits_per_dim(
   Args:
     losses: from `make_losses`, with the parameters of a network bound.
     windows: pairs (tokens, scored), as the sources of `data` return them; read
-      one batch at a time, by each process only those of its devices.
+      one batch at a time; each process reads its devices' part.
     batch_size, sharding: of the batches.
     tally: to add to; it has what was scored even if an exception ends the work.
     check_stop: called before each batch; may raise an exception.

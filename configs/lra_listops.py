@@ -2,7 +2,7 @@
 
 Paper row: none; arXiv 2011.04006: 4 layers of width 512 with 8 heads, an MLP of
 1,024, 5,000 steps of 32 expressions. What differs: queries and keys are 256
-wide together, not 512; the brackets, which its data had lost; embeddings of
+wide together, not 512; brackets, which its data lack; embeddings of
 rows and columns of a table, 50 wide; a cosine decay of the learning rate.
 
   python train.py --config=configs/lra_listops.py --workdir=runs/lra_listops

@@ -1,7 +1,7 @@
 """Blocks of 256 random symbols, repeated: keys one period back, or chance.
 
 Paper row: none. The symbol to predict is 256 positions back: the column of the
-target holds it, the paper's column does not, and two windows of 64 end before.
+target holds it; the paper's column and two windows of 64 do not.
 
   python train.py --config=configs/repeat.py --workdir=runs/repeat
   python eval.py --workdir=runs/repeat

@@ -112,7 +112,7 @@ def _check_segments(given, shape):
 
 
 def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
-  """True for an array of a shape, in floating point."""
+  """Whether x is a floating-point array of a shape."""
   is_array = isinstance(x, jax.Array | np.ndarray) and x.shape == shape
   return is_array and jnp.issubdtype(x.dtype, jnp.floating)
 

@@ -117,7 +117,7 @@ class Executor(Protocol):
     """The tile of a part that runs alone: `case.tile`, or if 0, a choice."""
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
-    """Plans that together cover the pairs of all heads, one pattern each."""
+    """Plans that together cover the pairs of heads with these patterns."""
 
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], case: Case

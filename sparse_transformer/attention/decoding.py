@@ -173,7 +173,7 @@ def attend_next(
     cache: with all earlier positions, from `fill_cache` or `attend_next`.
     q_BHK, k_BGK, v_BGE: queries, keys and values [batch, heads, ..] at t.
     t: the position after the last in the cache, an integer that may be traced.
-      Steps of several layers at a position may follow one another.
+      Several layers may each take a step at one position.
     layer: the layer of the cache; may be traced.
     directions, scale, softcap, sinks_H: as in `attend`.
 

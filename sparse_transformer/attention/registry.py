@@ -40,8 +40,8 @@ def register(
 ) -> None:
   """Adds an executor, which `attend` and the config can name.
 
-  "auto" tries it before all earlier ones on these of `PLATFORMS`, and after
-  them on the others.
+  On these `PLATFORMS`, "auto" tries it before all earlier ones; on others,
+  after them.
   """
   if name in backends():
     raise ValueError(f"backend {name!r} is already registered")

@@ -323,7 +323,7 @@ def _of_heads(case, heads):
 
 
 def _tile_of(executor, part, case, own):
-  """A tile that divides the `own` positions of a device, if one is large."""
+  """A tile that divides a device's `own` positions, unless it is too small."""
   tile = executor.tile_size(part, case)
   divisor = math.gcd(tile, own)
   return divisor if divisor >= min(tile, 32) else tile

@@ -1,8 +1,8 @@
 """Attention on several devices: within `jax.shard_map`, on any mesh.
 
-How queries, keys and values are split over the axes of a mesh is known from a
-spec, from their types on explicit axes, and otherwise chosen. Each device then
-runs on its own sequences, positions and heads.
+A spec says how queries, keys and values are split over the axes of a mesh; or
+their types do, on explicit axes; otherwise it is chosen. Each device then runs
+on its own sequences, positions and heads.
 """
 
 import math

@@ -194,7 +194,7 @@ def _look_up(letters, symbols, path, known):
 class Tokens(Codec):
   """Integers of a tokenizer; in prompts and samples, as text on one line.
 
-  The bytes of each are in token_bytes.npy in the folder, if it is there.
+  A token_bytes.npy in the folder has the number of bytes of each.
   """
 
   vocab_size: int

@@ -1,4 +1,4 @@
-"""Generated sources, whose best score is known: how far back networks see."""
+"""Generated data of known optimum that test how far back a network sees."""
 
 import functools
 import math

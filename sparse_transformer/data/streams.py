@@ -89,7 +89,7 @@ def text8(config: ConfigDict) -> Stream:
 
 
 def _published(config, codec, md5=""):
-  """The stream of a file of `SIZE` bytes, whose MD5 begins so."""
+  """The stream of a file of `SIZE` bytes, whose MD5 begins with `md5`."""
 
   @functools.cache
   def load():
@@ -162,7 +162,7 @@ def labelled(config: ConfigDict) -> Sequences:
 
 
 def _by_class(root, depth, paths):
-  """{class: its files}; classes are folders, so far below the root."""
+  """{class: its files}; classes are folders, `depth` below the root."""
   groups: dict[str, list[pathlib.Path]] = {}
   for path in paths:
     if folders := path.relative_to(root).parts[depth:-1]:

@@ -26,11 +26,9 @@ NOT_RECOMPUTED = "choice"
 class ResidualBlock(nnx.Module):
   """The update of the residual stream x: attention a and then an MLP b.
 
-  Both branches normalize their input first; b is computed from x + a, with
-  the activation h * sigmoid(1.702 h). Products are in the dtype of x; norms and
-  sums are in float32.
-
-  Source: Child et al. 2019, sections 5.1 and 5.2.
+  Both branches normalize their input first; b is computed from x + a, with the
+  activation h * sigmoid(1.702 h). Products are in the dtype of x; norms and
+  sums are in float32. Source: Child et al. 2019, sections 5.1 and 5.2.
   """
 
   stack: ClassVar[str] = "blocks"  # the name of such blocks in the parameters
@@ -129,7 +127,7 @@ def rematerialized(apply: Callable, remat: str, layer: int) -> Callable:
 
 
 def _keeping(*names):
-  """The policy that keeps arrays of some names, and what was chosen."""
+  """The policy that keeps arrays with these names, and choices of keys."""
   keep = jax.checkpoint_policies.save_only_these_names
   return keep(*names, _LABELS, NOT_RECOMPUTED)
 

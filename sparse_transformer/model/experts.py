@@ -81,7 +81,7 @@ def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
 
 
 def num_active(config: Config, path: tuple[Any, ...], size: int) -> int:
-  """How many numbers of the parameter at a path one position uses."""
+  """How much of the parameter at a path one position uses."""
   is_shared = not {"experts_in", "experts_out"} & {key.key for key in path}
   return size if is_shared else size // config.experts * PER_TOKEN
 

@@ -88,7 +88,7 @@ def _reduce(ufunc, pattern, values, empty=0, by_key=False):
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Whether any of n queries attends to a key, or may by content."""
+  """Whether any of n queries attends to a key, or may for some content."""
   pattern.check(n)
   pattern = pattern.support()
   some = np.array([[0], [n // 2], [n - 1]])

@@ -116,9 +116,8 @@ class Strided(Checked):
 
   An offset counts back from that many positions after the query, which then
   does not see itself. Offset 1 gives the column of the target: keys that hold
-  the bytes `stride`, 2 `stride`, ... before the target.
-
-  Source: Child et al. 2019, section 4.3, with offset 0.
+  the bytes `stride`, 2 `stride`, ... before the target. Source: Child et al.
+  2019, section 4.3, with offset 0.
   """
 
   stride: int
@@ -423,10 +422,9 @@ class BigBird(_Shorthand):
 
   Blocks have `block` positions. Keys are in an odd `window` of blocks around
   the queries' own (if causal, in its first half), in the first `num_global`
-  blocks, and in `num_random` other past blocks.
-
-  Source: Zaheer et al. 2020, arXiv 2007.14062, where the last block is also
-  global, and random blocks are drawn from both sides.
+  blocks, and in `num_random` other past blocks. Source: Zaheer et al. 2020,
+  arXiv 2007.14062, where the last block is also global, and random blocks are
+  drawn from both sides.
   """
 
   block: int = 64

@@ -286,10 +286,8 @@ class LSH(_Grouped):
 
   Each round projects a query onto `buckets // 2` random vectors and their
   negatives: the largest product gives its bucket. A query without earlier
-  positions in its buckets attends to itself.
-
-  Source: Kitaev et al. 2020, arXiv 2001.04451, where the chunks of a sorted
-  sequence depend on later positions.
+  positions in its buckets attends to itself. Source: Kitaev et al. 2020, arXiv
+  2001.04451, where the chunks of a sorted sequence depend on later positions.
   """
 
   window: int
@@ -350,10 +348,9 @@ class Routing(_Grouped):
 
   A query is in the cluster whose centroid is nearest to it by angle.
 
-  Centroids are parameters, which `labels` gets as its directions.
-
-  Source: Roy et al. 2020, arXiv 2003.05997, where a cluster takes the nearest
-  positions, earlier and later ones.
+  Centroids are parameters, which `labels` gets as its directions. Source: Roy
+  et al. 2020, arXiv 2003.05997, where a cluster takes the nearest positions,
+  earlier and later ones.
   """
 
   clusters: int
@@ -391,10 +388,9 @@ class TopBlocks(Content):
 
   The score of a block is the product of the query with the mean of its keys.
   Blocks with keys of several segments are never chosen, nor is the query's own,
-  which is incomplete: use a union with `Block(size)` or `Local`.
-
-  Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size)
-  | TopBlocks(size, k - 1)`.
+  which is incomplete: use a union with `Block(size)` or `Local`. Source: Lu et
+  al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size) |
+  TopBlocks(size, k - 1)`.
   """
 
   size: int
@@ -445,7 +441,6 @@ class AdaptiveSpan(Spanned):
   of the key d positions before a query by the weight clip((ramp + z - d) /
   ramp, 0, 1). The ramp gives the span its gradient. Pairs of static patterns
   have weight 1: a union takes the larger weight, an intersection the smaller.
-
   Source: Sukhbaatar et al. 2019, arXiv 1905.07799, where the ramp of the
   longest span is cut off.
   """

@@ -128,7 +128,7 @@ class Experiment:
     ]
 
   def at(self, step: int) -> "Experiment":
-    """The experiment whose pattern a step, counted from 0, trains with."""
+    """The experiment with the pattern of a step, counted from 0."""
     return self.phases[max(first for first in self.phases if first <= step)]
 
   @functools.cached_property

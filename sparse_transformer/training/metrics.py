@@ -143,7 +143,7 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """Returns the lines of `metrics.jsonl`; a kill may have left half a one."""
+  """The lines of `metrics.jsonl`, without one that a kill has cut off."""
   path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
   atomic.size(path)  # which a pipe does not have
   for text in path.read_text("utf-8", errors="replace").splitlines():

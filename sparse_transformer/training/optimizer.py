@@ -54,7 +54,6 @@ def make_optimizer(
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
-
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
   Raises:

@@ -45,7 +45,7 @@ class Stopwatch:
     self._start = _now()
 
   def _add(self) -> None:
-    """Adds the time since it was added last."""
+    """Adds the time since the last call."""
     now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]

@@ -81,7 +81,7 @@ def labels(
   start: jax.Array | int = 0,
   segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """`Content.labels`, without gradients, by default of its own directions."""
+  """`Content.labels` without gradients; by default, from its own directions."""
   drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
   q, k, directions = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),

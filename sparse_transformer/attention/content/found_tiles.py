@@ -132,7 +132,7 @@ class FoundTiles:
 
 
 def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
-  """(steps, tiles of each): a tile has `scores`, and a step up to `limit`."""
+  """(steps, tiles of a step) for at most `limit` scores in a step."""
   num = -(-num_tiles // max(1, limit // scores))
   return num, -(-num_tiles // num)
 
@@ -311,6 +311,6 @@ def _sum(places_BHLR, *arrays):
 
 
 def _at_places(x_VT, places_LR, fill):
-  """Rows at the first place of each position, at the second, ...; or `fill`."""
+  """For the first place of each position, the second, ...: rows, or `fill`."""
   x_P = x_VT.reshape(-1, *x_VT.shape[2:])
   return [x_P.at[p].get(mode="fill", fill_value=fill) for p in places_LR.T]

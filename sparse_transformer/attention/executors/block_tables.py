@@ -5,7 +5,7 @@ arranged in the orders that its tiles are cut from. A block is one tile
 of one head; the blocks of a head follow each other.
 
 There is a step for each tile of an item, one item after another. On a TPU, it
-is one of the grid, and what it processes is in tables in scalar memory. On a
+is a step of the grid, and tables in scalar memory say what it processes. On a
 GPU, each program runs the steps of one item.
 """
 

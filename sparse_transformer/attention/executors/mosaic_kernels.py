@@ -51,8 +51,8 @@ def _unpack(words):
 def _step(code, masks, segments, start, body, finish):
   """Runs a step, `start` and `finish` in the first and last one of an item.
 
-  body(pairs) gets the pairs [keys, queries] of a tile, None for all. Tiles of
-  segments that cannot meet are skipped.
+  body(pairs) gets the pairs [keys, queries] of a tile, None for all. Skips
+  tiles whose segments cannot meet.
   """
   of_queries, of_keys = segments
 

@@ -4,8 +4,9 @@ A tile of queries, or a group of several, meets its tiles of keys in one or more
 steps, with an online softmax. On CPUs, the scores of a step stay in cache; on
 accelerators, steps are large, so that there are few.
 
-Axes: A tiles of queries in a group; C tiles of keys of each in a step. The R
-query heads of a key head are further rows of its tiles, so that keys are read
+Axes: A tiles of queries in a group; C tiles of keys that each meets in a step.
+The R query heads of a key head are further rows of its tiles, so that keys are
+read
 once for all of them: tiles of queries are [A, B, G, R T, ...].
 """
 

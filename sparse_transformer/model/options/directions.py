@@ -55,7 +55,7 @@ class Directions(Option):
     return {str(c): self._directions(c, params) for c in self._contents}
 
   def _directions(self, content, params):
-    """A pattern's, in all layers: [layers, heads or 1, directions, K]."""
+    """Directions of a pattern: [layers, heads or 1, directions, K]."""
     if content.is_learned:
       return params["centroids"][str(content.num_directions)]
     layers, width = range(self.config.num_layers), self.config.head_width

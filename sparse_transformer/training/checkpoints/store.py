@@ -66,7 +66,7 @@ class Checkpoints:
     keep: how many of the latest ones to keep, besides the one with the lowest
       validation loss; None for read-only.
     about: the description of the run, from `about`.
-    free: fields that affect one of these may change, see `config.AFFECTS`.
+    free: keys of `config.AFFECTS` whose fields may change.
   """
 
   def __init__(

@@ -70,7 +70,6 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
   The backward pass counts as twice the forward pass, attention by the pairs of
   its patterns, and experts by how many of them a position passes through.
-
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
   """
   weights = 3 * _weight_flops(model)

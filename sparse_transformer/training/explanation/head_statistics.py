@@ -121,7 +121,7 @@ def draw_heads(
   """A figure with a column for each head of a layer, at most the first 12.
 
   Above are the weights of one query, in the `shape` of the data, rows first;
-  below, those of all queries, one per row.
+  below, the weights of all queries, one per row.
   """
   titles, heads = titles[: masks.MAX_PANELS], heads[: masks.MAX_PANELS]
   n, width = len(heads[0][0]), math.prod(shape[1:])

@@ -24,7 +24,7 @@ from sparse_transformer.training.explanation import costs
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-  """The costs of the heads that have a pattern, in layers that are equal."""
+  """The costs of the heads with one pattern, in equal layers."""
 
   pattern: str
   layers: list[int]

@@ -1,22 +1,35 @@
-"""Compiles the training step of all presets for absent devices.
+"""Compiles the presets for absent devices.
 
   python -m benchmarks.compiled
 
-Compiles those that benchmarks/results/compiled.json lacks, or with --only=TEXT
-those whose names contain the text again, and writes them there after each
-program, with the commit. Nothing is run, see docs/accelerators.md.
+Compiles the training steps that benchmarks/results/compiled.json lacks, and the
+attention that kernels.json lacks, once for all presets whose kernels are alike;
+or with --only=TEXT those whose names contain the text again. Writes them there
+after each program, with the commit. Nothing is run, see docs/accelerators.md.
 """
 
 import importlib
 import itertools
+import os
+import pathlib
+import sys
+import tempfile
 from collections.abc import Iterable
+from unittest import mock
 
 from ml_collections import ConfigDict
 
 from benchmarks import record
 from sparse_transformer import config as config_lib, tables, version
+from sparse_transformer.attention import platforms, registry
 from sparse_transformer.targets import compilers, hardware
 from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
+
+sys.path.insert(0, str(record.REPO / "tests"))
+
+import assembly
 
 CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
 # These cannot be built without their data, which give classes and shapes.
@@ -34,6 +47,12 @@ VARIANTS = (
   ("cifar10 mesh.fsdp=2 mesh.sequence=4", EIGHT_H100),
   ("enwik8 mesh.fsdp=8", EIGHT_H100),
   ("enwik8 mesh.sequence=8", EIGHT_H100),
+)
+# GPUs of each compute capability, and widths of heads that no preset has.
+GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
+WIDTHS = (
+  "enwik8_strided model.width=256",
+  "enwik8_strided model.width=1024",
 )
 
 
@@ -59,6 +78,59 @@ def compile_preset(preset: str, name: str) -> dict:
   return about | report | dict(changes=changes)
 
 
+def kinds(name: str) -> dict[str, list[str]]:
+  """{what runs attention on a GPU: the presets for which it does}."""
+  target, found = hardware.parse(name), {}
+  with platforms.targeting("cuda", target.capability):
+    for preset in (*PRESETS, *WIDTHS):
+      experiment, kind = Experiment(config_of(preset)), []
+      for case in costs.attention_cases(experiment.config, experiment.model):
+        executor = registry.resolve("auto", case)
+        widths = f"{case.qk_width} and {case.value_width}"
+        asked = " with ".join([case.dtype, *case.others])
+        kind.append(f"{executor}, {widths}, group {case.group}, {asked}")
+      found.setdefault(" or ".join(dict.fromkeys(kind)), []).append(preset)
+  return found
+
+
+def compile_kernels(preset: str, name: str) -> dict:
+  """What the kernels of a preset's attention take on a GPU."""
+  with tempfile.TemporaryDirectory() as folder:
+    variables = assembly.variables(folder).items()
+    with mock.patch.dict(os.environ, {k: str(v) for k, v in variables}):
+      found = compilers.compile_for(
+        hardware.parse(name), config_of(preset), "attention"
+      )
+    kernels = assembly.kernels(pathlib.Path(folder))
+  most = lambda key: max((x[key] for x in kernels.values()), default=0)
+  return dict(
+    commit=version.commit(),
+    compiles=all(x["compiles"] for x in found["programs"]),
+    spilled_bytes=most("spilled_bytes"),
+    registers=most("registers"),
+    shared_bytes=most("shared_bytes"),
+  )
+
+
+def kernel_table(results: Iterable[dict]) -> str:
+  """The kernels that spill registers or do not compile."""
+  results = list(results)
+  rows = [("attention", "GPU", "spilled", "presets")]
+  for x in results:
+    if x["spilled_bytes"] or not x["compiles"]:
+      spilled = f"{x['spilled_bytes']} B" if x["compiles"] else "fails"
+      named = ", ".join(f"`{y}`" for y in x["presets"])
+      rows.append((x["kind"], x["target"], spilled, named))
+  gpus = ", ".join(dict.fromkeys(x["target"] for x in results))
+  presets = len({y for x in results for y in x["presets"]} - {*WIDTHS})
+  text = (
+    f"All other kernels of {presets} presets compile for {gpus} without spills:"
+  )
+  if not rows[1:]:
+    return text.replace("other kernels", "kernels").replace(":", ".")
+  return f"{text}\n\n{tables.markdown(rows)}"
+
+
 def table(results: Iterable[dict]) -> str:
   """The programs that do not fit a device's memory."""
   rows = [("preset", "target", "peak memory", "commit")]
@@ -77,13 +149,28 @@ def main() -> None:
   flags.add_argument("--only", default="", help="rows with this text")
   only = flags.parse_args().only
   path = record.path("compiled")
+  is_asked = lambda key, known: only in " ".join(key) if only else not known
   found = {(x["preset"], x["target"]): x for x in record.read("compiled")}
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
   for key in (*everything, *VARIANTS):
-    if (only in " ".join(key)) if only else (key not in found):
+    if is_asked(key, key in found):
       found[key] = compile_preset(*key)
       record.write(path, [found[key] for key in sorted(found)])
   print(table(found.values()))
+  path = record.path("kernels")
+  rows = record.read("kernels") if path.exists() else []
+  old = {(x["kind"], x["target"]): x for x in rows}
+  wanted = {(x, gpu): names for gpu in GPUS for x, names in kinds(gpu).items()}
+  new = {key: old[key] for key in wanted if key in old}
+  for key, presets in wanted.items():
+    about = dict(kind=key[0], target=key[1], presets=presets)
+    if is_asked((*key, *presets), key in old):
+      new[key] = about | compile_kernels(presets[0], key[1])
+      record.write(path, [*new.values()])
+    elif key in new:
+      new[key] |= about  # presets may be others now
+  record.write(path, [*new.values()])
+  print(kernel_table(new.values()))
 
 
 if __name__ == "__main__":

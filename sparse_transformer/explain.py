@@ -3,9 +3,10 @@
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
 Prints attention by pattern; what positions see through the network; the FLOPs
-of a training step, and the bytes of its state; the cache for decoding; with
---compile, also the memory of the step, compiled for this machine. --json prints
-one JSON object. Draws the patterns into --out. Reads no data, trains nothing.
+of a training step, and the bytes of its state; the cache for decoding; what
+would run attention on other devices; with --compile, also the memory of the
+step, compiled for this machine. --json prints one JSON object. Draws the
+patterns into --out. Reads no data, trains nothing.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
@@ -136,6 +137,8 @@ def _compile(args):
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
   print(json.dumps(report) if args.json else rendering.render(report))
+  if not all(x["compiles"] and x["fits"] for x in report["programs"]):
+    raise ValueError(f"{target}: not every program compiles and fits")
 
 
 if __name__ == "__main__":

@@ -280,7 +280,7 @@ def run_plans(backend, plans, q, k, v, dout, dlse):
 def plans_of(backend, heads, n, tile):
   """[(plan, heads)] of an executor."""
   q, _, v, *_ = jax.eval_shape(lambda: random_inputs(n, len(heads)))
-  return registry.EXECUTORS[backend].plans(heads, make_case(q, v, tile))
+  return registry.EXECUTORS[backend].plans(heads, make_case(q, v, tile=tile))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,14 +40,16 @@ TOO_SLOW = 10  # seconds of a forward pass
 
 def entries(settings: Settings) -> dict:
   """One for each case: what `auto` takes at all of them, then the others."""
-  first, *others = executors.names(settings.executors)
+  names = executors.names(settings.executors)
+  first = [x for x in names if x in (names[0], executors.CUDNN)]
+  others = [x for x in names if x not in first]
   cases = SMALL_CASES if settings.small else CASES
   return {
     f"n = {n}, batch {batch}, {text}{title}": functools.partial(
       measure, programs, n, batch, text
     )
     for title, programs in (
-      ("", [DENSE, first]),
+      ("", [DENSE, *first]),
       (", others", others),
     )
     for n, batch, text in cases
@@ -64,7 +66,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   functions, warm = {}, {}
   inputs = executors.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   for name in names:
-    sizes = batch, n, HEADS, (WIDTH, WIDTH)
+    sizes = batch, n, (pattern,) * HEADS, (WIDTH, WIDTH)
     if name == DENSE:
       rows[name] = _warm_up(name, _dense(platform), inputs, functions, warm)
     elif reason := executors.unsupported(name, *sizes, dtype):

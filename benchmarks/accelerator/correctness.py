@@ -21,6 +21,7 @@ from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
+from sparse_transformer.attention.contract import others_of
 from sparse_transformer.patterns import analysis
 
 sys.path.insert(0, str(REPO / "tests"))
@@ -139,8 +140,9 @@ def _parse(texts):
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
   """What an executor gets wrong, as the result of an entry."""
-  sizes = len(SCORES), mix.n, len(mix.heads), mix.widths
-  if reason := executors.unsupported(name, *sizes, dtype):
+  sizes = len(SCORES), mix.n, mix.heads, mix.widths
+  asked = others_of(a_log_sum_exp=True)
+  if reason := executors.unsupported(name, *sizes, dtype, asked):
     return {"skipped": reason}
   errors, faults = examine(
     lambda *inputs: laws.run(*inputs, mix.heads, name, 0),

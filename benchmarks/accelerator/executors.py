@@ -1,24 +1,30 @@
 """The executors that parts about attention run."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
 from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import dense
+from sparse_transformer.patterns import Causal, Pattern
 
 REFERENCE = "dense"  # the plain executor, which is not in the registry
 LAST = REFERENCE, "streamed"  # slow on accelerators
+CUDNN = "cudnn"  # what `auto` takes for some patterns
 
 
-def usual(dtype: str) -> Case:
-  """The case by which executors are chosen: 8 heads of 64."""
-  return Case(1, 3072, 8, 64, 64, dtype, platforms.current_platform())
+def usual(dtype: str, **fields: Any) -> Case:
+  """The case by which executors are chosen: 8 heads of 64, of any pattern."""
+  platform = platforms.current_platform()
+  return Case(1, 3072, 8, 64, 64, dtype, platform, **fields)
 
 
 def describe(dtype: str) -> dict:
-  """Which executors run the usual case here, or why not."""
-  case = usual(dtype)
+  """Which executors run the usual case with `Causal` here, or why not."""
+  case = usual(dtype, patterns=(Causal(),))
   return {
     "auto": registry.resolve("auto", case),
     "executors": {
@@ -29,11 +35,11 @@ def describe(dtype: str) -> dict:
 
 
 def names(asked: tuple[str, ...] = ()) -> list[str]:
-  """The executors that were asked for, what `auto` takes first."""
+  """The executors that were asked for; first what `auto` takes, and cuDNN's."""
   first = registry.resolve("auto", usual("bfloat16"))
   known = sorted(
     (*registry.EXECUTORS, REFERENCE),
-    key=lambda name: (name != first, name in LAST),
+    key=lambda name: (name != first, name != CUDNN, name in LAST),
   )
   for name in asked:
     if name not in known:
@@ -42,11 +48,18 @@ def names(asked: tuple[str, ...] = ()) -> list[str]:
 
 
 def unsupported(
-  name: str, batch: int, n: int, heads: int, widths: tuple, dtype: str
+  name: str,
+  batch: int,
+  n: int,
+  heads: tuple[Pattern, ...],
+  widths: tuple,
+  dtype: str,
+  others: tuple[str, ...] = (),
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
   platform = platforms.current_platform()
-  case = Case(batch, n, heads, *widths, dtype, platform)
+  case = Case(batch, n, len(heads), *widths, dtype, platform)
+  case = dataclasses.replace(case, patterns=heads, others=others)
   executor = dense if name == REFERENCE else registry.EXECUTORS[name]
   return executor.unsupported(case)
 

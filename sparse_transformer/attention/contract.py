@@ -43,6 +43,8 @@ class Case:
   platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
   tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
   num_key_heads: int = 0  # heads of keys and values, G; 0 for as many
+  patterns: tuple[Pattern, ...] = ()  # one for each head, if they are known
+  others: tuple[str, ...] = ()  # what else is asked for, see `others_of`
 
   @property
   def group(self) -> int:
@@ -128,6 +130,7 @@ class Executor(Protocol):
     device, by place on it: positions in `query_order` and `key_order` are -1
     for padding, and fill whole tiles. The case has the heads with this part.
     """
+    raise Unsupported("it cannot run where positions are split")
 
   def forward(
     self, plan: Plan, queries: Queries, keys: Keys
@@ -147,14 +150,18 @@ class Executor(Protocol):
     """
 
 
-def make_case(
-  q_BLHK: jax.Array, v_BMGE: jax.Array, tile: int = 0, platform: str = ""
-) -> Case:
-  """The case of queries and values."""
+def make_case(q_BLHK: jax.Array, v_BMGE: jax.Array, **fields: Any) -> Case:
+  """The case of queries and values, with other fields."""
   batch, _, num_heads, width = q_BLHK.shape
   _, length, num_key_heads, value_width = v_BMGE.shape
   sizes = batch, length, num_heads, width, value_width
-  return Case(*sizes, str(q_BLHK.dtype), platform, tile, num_key_heads)
+  fields |= dict(dtype=str(q_BLHK.dtype), num_key_heads=num_key_heads)
+  return Case(*sizes, **fields)
+
+
+def others_of(**asked: Any) -> tuple[str, ...]:
+  """What else is asked for, in words: the names of what is not false."""
+  return tuple(name.replace("_", " ") for name in asked if asked[name])
 
 
 def number(size: Any) -> int:

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
   arguments,
+  contract,
   online_softmax,
   registry,
   sequence_parallel,
@@ -19,7 +20,6 @@ from sparse_transformer.attention import (
   vjp,
 )
 from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.contract import Keys, Queries, make_case
 from sparse_transformer.attention.executors import dense
 from sparse_transformer.attention.orders import apply
 from sparse_transformer.attention.vjp import Call
@@ -107,14 +107,24 @@ def attend(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
   split = shard_map.split_of(queries.q, spec)
-  case = make_case(queries.q, keys.v)
+  case = contract.make_case(queries.q, keys.v)
   length = case.length * shard_map.num_devices(queries.q, split.within)
   tile = arguments.check_tile(tile, length)
-  case = dataclasses.replace(case, length=length, tile=tile)
   heads = arguments.patterns_of_heads(patterns, case.num_heads, length)
+  others = contract.others_of(
+    segments=segments_BL is not None,
+    a_soft_cap=softcap,
+    sinks=sinks_H is not None,
+    a_log_sum_exp=return_lse,
+    split_positions=split.over_positions,
+    values_of_another_dtype=queries.q.dtype != keys.v.dtype,
+  )
+  case = dataclasses.replace(case, length=length, tile=tile)
+  case = dataclasses.replace(case, patterns=heads, others=others)
   binding.check_directions(heads, directions or {}, case.qk_width)
   scores = arguments.check_scores(scale, softcap)
-  call = Call(heads, scores, tile, registry.choose(backend, case), split)
+  chosen = registry.choose(backend, case)
+  call = Call(heads, scores, tile, chosen, split, others)
   if first is not None:
     _check_slice(call)
   # Unlike those of a dict, its keys need no order to be a pytree.
@@ -185,7 +195,8 @@ _on_devices_compiled = jax.jit(_on_devices, static_argnums=0)
 def _on_device(call, q_BLHK, k_BMGK, v_BMGE, others):
   """Attention of what a device has."""
   (of_queries, of_keys), directions, first = others
-  queries, keys = Queries(q_BLHK, of_queries), Keys(k_BMGK, v_BMGE, of_keys)
+  queries = contract.Queries(q_BLHK, of_queries)
+  keys = contract.Keys(k_BMGK, v_BMGE, of_keys)
   axes = call.split.over_positions
   if call.choices[0].executor is dense:
     return dense.attend(

@@ -14,6 +14,7 @@ from sparse_transformer.attention.executors.block_executor import (
   Hopper,
   Mosaic,
 )
+from sparse_transformer.attention.executors.cudnn import Cudnn
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import (
   PLATFORMS,
@@ -71,11 +72,14 @@ def resolve(backend: str, case: Case) -> str:
   return _search(backend, case)[0]
 
 
-def explain_choice(backend: str, case: Case) -> str:
-  """`resolve`, with the reason if it is not the first choice."""
-  name, reasons = _search(backend, case)
-  others = (f"{other}: {reason}" for other, reason in reasons.items())
-  return "; not ".join([name, *others])
+def explain_choice(backend: str, *cases: Case) -> str:
+  """`resolve` of cases, with the reason if it is not the first choice."""
+  found = []
+  for case in cases:
+    name, reasons = _search(backend, case)
+    others = (f"{other}: {reason}" for other, reason in reasons.items())
+    found.append("; not ".join([name, *others]))
+  return ", or ".join(dict.fromkeys(found))
 
 
 def _search(backend, case):
@@ -175,5 +179,6 @@ def common_tile(backend: str, case: Case, patterns: tuple[Pattern, ...]) -> int:
 register("batched", xla.ON_ACCELERATORS)
 register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))
+register("cudnn", Cudnn(), platforms=("cuda",))
 register("mosaic", Mosaic(), platforms=("tpu",))
 register("hopper", Hopper())

@@ -40,6 +40,12 @@ class Call:
   tile: int  # that is asked for, 0 for none
   choices: tuple[registry.Choice, ...]  # what runs on which platform
   split: Split  # over devices
+  others: tuple[str, ...] = ()  # as in `contract.Case`
+
+  def case(self, q_BLHK: jax.Array, v_BMGE: jax.Array) -> contract.Case:
+    """The case of queries and values of a device."""
+    known = dict(patterns=self.patterns, others=self.others)
+    return contract.make_case(q_BLHK, v_BMGE, tile=self.tile, **known)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -92,7 +98,7 @@ def _on_platform(
     branches = {x.platform: functools.partial(run, x) for x in call.choices}
     return lax.platform_dependent(given, *arrays, **branches)
   (choice,), (queries, keys, *others) = call.choices, arrays
-  case = contract.make_case(queries.q, keys.v, call.tile)
+  case = call.case(queries.q, keys.v)
   q = registry.require(queries.q, choice.name, case)
   return run(choice, given, queries._replace(q=q), keys, *others)
 
@@ -101,7 +107,7 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
   """All plans; the tables of content-based parts were found at run time."""
   (found, first), executor = given, choice.executor
   static = binding.static_parts(call.patterns)
-  case = contract.make_case(queries.q, keys.v, call.tile)
+  case = call.case(queries.q, keys.v)
   plans: contract.Plans = ()
   if first is not None:
     executor, num = xla.ON_CPUS, queries.q.shape[1]

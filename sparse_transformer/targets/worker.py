@@ -4,6 +4,7 @@ Reads a request, JSON, from standard input. Writes answer.json into the folder
 that it names: {"result": ...} or {"error": ...}. Prints progress.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -20,13 +21,15 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
+from sparse_transformer.attention.contract import Case, others_of
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 
-Program = tuple[str, Any, tuple]  # name, jitted function, shapes of arguments
+# Name, cases of attention, jitted function, shapes of its arguments.
+Program = tuple[str, list[Case], Any, tuple]
 
 
 def main() -> None:
@@ -53,11 +56,11 @@ def _answer(request, tell):
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   mesh.check_network(experiment.model, experiment.mesh.shape)
+  cases = costs.attention_cases(config, experiment.model, target.compiler)
+  inputs = experiment.like, experiment.batch_like()
+  programs = iter([("training step", cases, experiment.update, inputs)])
   if request["part"] == "attention":
-    programs = _attention(experiment, **request["options"])
-  else:
-    inputs = experiment.like, experiment.batch_like()
-    programs = iter([("training step", experiment.update, inputs)])
+    programs = _attention(experiment, cases, **request["options"])
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -88,6 +91,7 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 
 def _attention(
   experiment: Experiment,
+  cases: list[Case],
   key_heads: int = 0,
   segments: bool = False,
   **options: Any,
@@ -103,12 +107,15 @@ def _attention(
   q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
   k, v = (array((*size, num, width), dtype) for width in widths)
   segments_BL = array(size, jnp.int32) if segments else None
+  others = others_of(segments=segments, a_soft_cap=options.get("softcap"))
   options |= dict(backend=model.backend, tile=model.tile)
-  for heads in dict.fromkeys(model.patterns):
-    attend = functools.partial(attention.attend, patterns=heads, **options)
+  for case in cases:
+    case = dataclasses.replace(case, num_key_heads=num, others=others)
+    options["patterns"] = case.patterns
+    attend = functools.partial(attention.attend, **options)
     run = jax.jit(functools.partial(_with_gradients, attend))
-    name = shorten(", ".join(dict.fromkeys(map(str, heads))))
-    yield f"attention: {name}", run, (q, k, v, dout, segments_BL)
+    name = shorten(", ".join(dict.fromkeys(map(str, case.patterns))))
+    yield f"attention: {name}", [case], run, (q, k, v, dout, segments_BL)
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
@@ -119,25 +126,23 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 def _report(program, experiment, target, tell):
   """Compiles a program, and reports the result."""
-  (name, function, arguments), began = program, time.time()
-  model = experiment.model
-  case = costs.attention_case(experiment.config, model, target.compiler)
+  (name, cases, function, arguments), began = program, time.time()
   absent = platforms.targeting(target.compiler, target.capability)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
   with absent, use_abstract_mesh(devices):
-    executor = registry.explain_choice(model.backend, case)
+    executor = registry.explain_choice(experiment.model.backend, *cases)
     report = dict(name=name, executor=executor)
     tell(f"{name}: tracing")
-    traced = function.trace(*arguments)
-    lowered = traced.lower(lowering_platforms=(target.compiler,))
-    report["trace_seconds"] = round(time.time() - began, 1)
-    tell(f"{name}: compiling")
-    began = time.time()
     try:
+      traced = function.trace(*arguments)
+      lowered = traced.lower(lowering_platforms=(target.compiler,))
+      report["trace_seconds"] = round(time.time() - began, 1)
+      tell(f"{name}: compiling")
+      began = time.time()
       compiled = lowered.compile()
-    except jax.errors.JaxRuntimeError as error:
+    except RuntimeError as error:  # of JAX, or of cuDNN if it is missing
       fits = False if "hbm" in str(error).lower() else None
       reason = _first_line(error)
       return report | dict(compiles=False, fits=fits, reason=reason)

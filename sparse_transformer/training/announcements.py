@@ -42,8 +42,8 @@ def introduce(
   )
   for phase in experiment.phases.values():
     warn(phase.config, phase.model)
-  case = costs.attention_case(config, experiment.model)
-  chosen = registry.explain_choice(experiment.model.backend, case)
+  cases = costs.attention_cases(config, experiment.model)
+  chosen = registry.explain_choice(experiment.model.backend, *cases)
   print(f"attention by {chosen}", flush=True)
 
 

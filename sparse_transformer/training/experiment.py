@@ -139,8 +139,8 @@ class Experiment:
   @functools.cached_property
   def losses(self) -> scoring.Losses:
     """`make_losses`; raises Unsupported if attention cannot run here."""
-    case = costs.attention_case(self.config, self.model)
-    registry.resolve(self.model.backend, case)
+    for case in costs.attention_cases(self.config, self.model):
+      registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
 
   # The training state, and its update.

@@ -1,18 +1,22 @@
 """The executor for GPUs: devices' shares, and what it supports."""
 
 import dataclasses
+import functools
 import re
+import warnings
 
 import executor_laws as laws
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from sparse_transformer.attention import platforms, registry
+from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
-from sparse_transformer.patterns import Causal, Strided
+from sparse_transformer.patterns import Causal, Local, Strided
 
 
 @pytest.mark.parametrize("part", [Causal(), Strided(12)])
@@ -58,18 +62,23 @@ def test_older_gpus_run_another_executor():
 
 
 @pytest.mark.parametrize(
-  "capability, widths, tile",
+  "capability, widths, others, tile",
   [
-    (8.9, (128, 128), 32),
-    (8.6, (128, 128), 32),
-    (12.0, (128, 128), 32),
-    (8.9, (64, 128), 64),
-    (8.0, (128, 128), 64),
-    (9.0, (128, 128), 64),
+    (8.0, (64, 64), (), 64),
+    (8.0, (64, 64), ("segments",), 32),
+    (8.6, (64, 128), (), 32),
+    (8.9, (128, 128), (), 32),
+    (9.0, (128, 128), ("segments",), 64),
+    (10.0, (128, 128), (), 64),
+    (12.0, (32, 32), (), 64),
+    (12.0, (64, 64), (), 32),
+    (13.0, (64, 64), (), 32),
   ],
 )
-def test_tiles_fit_in_the_shared_memory_of_a_gpu(capability, widths, tile):
-  case = Case(1, 999, 4, *widths, "bfloat16", "cuda")
+def test_tiles_suit_the_shared_memory_and_registers(
+  capability, widths, others, tile
+):
+  case = Case(1, 999, 4, *widths, "bfloat16", "cuda", others=others)
   with platforms.targeting("cuda", capability):
     assert Triton().tile_size(Causal(), case) == tile
     ((plan, _),) = Triton().plans((Causal(),) * 4, case)
@@ -86,7 +95,28 @@ def test_auto_takes_the_kernel_for_its_own_tiles_only(tile, name):
 
 def test_choice_is_explained():
   case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
-  assert registry.explain_choice("auto", case) == "triton"
+  why = "; not cudnn: no pattern is given"
+  assert registry.explain_choice("auto", case) == f"triton{why}"
   other = dataclasses.replace(case, qk_width=8)
   found = registry.explain_choice("auto", other)
-  assert re.fullmatch(r"batched; not triton: widths of heads .*", found)
+  assert re.fullmatch(rf"batched{why}; not triton: widths of heads .*", found)
+
+
+def test_lowering_warns_of_one_deprecation_only():
+  """Pallas-Triton itself, known since JAX 0.11: see docs/kernels.md."""
+  gpu = AbstractDevice("NVIDIA H100", num_cores=132, platform="gpu")
+  mesh = AbstractMesh((1,), ("x",), abstract_device=gpu)
+  x = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
+  attention = functools.partial(attend, patterns=Local(9) | Strided(9))
+
+  def step(q, k, v, dout):
+    return jax.vjp(attention, q, k, v)[1](dout)
+
+  with platforms.targeting("cuda", 9.0), use_abstract_mesh(mesh):
+    traced = jax.jit(step).trace(x, x, x, x)
+    with warnings.catch_warnings(record=True) as found:
+      warnings.simplefilter("always")
+      text = traced.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("__gpu$xla.gpu.triton") >= 3
+  known = "The Pallas Triton backend is deprecated"
+  assert [x for x in found if not str(x.message).startswith(known)] == []

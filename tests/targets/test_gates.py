@@ -25,17 +25,17 @@ pytestmark = pytest.mark.targets
 # (preset, target, part): (launches, GiB of peak memory on one device)
 LIMITS = {
   ("enwik8", "h100", "attention"): (6, 2.4),
-  ("cifar10", "h100", "attention"): (5, 0.15),
+  ("cifar10", "h100", "attention"): (10, 0.29),
   ("enwik8", "h100:1x1x8", "attention"): (6, 0.5),
   ("enwik8", "v5e", "attention"): (120, 3.6),
   ("cifar10", "v5e", "attention"): (60, 0.26),
   ("enwik8", "h100", "step"): (3_200, 11.1),
-  ("cifar10", "h100", "step"): (11_000, 5.3),
+  ("cifar10", "h100", "step"): (11_100, 5.3),
 }
 # Attention of 4 heads, 4 sequences: widths of a head's queries and values.
 WIDTHS = (64, 64), (64, 128), (128, 128)
 LENGTHS = 3_072, 12_288
-GPUS = sorted(hardware.GPUS)
+GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
 FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
 
 
@@ -104,7 +104,7 @@ def test_launches_and_memory(preset, target, part, compile_for):
     assert not program["unknown_loops"]
     assert program["launches"] <= launches
     assert program["memory"]["peak"] <= gib * 2**30
-    assert kernels or program["executor"] != "triton"
+    assert kernels or not program["executor"].startswith("triton")
     if part == "attention":  # each device has its own sequences
       assert not program["collectives"]
 
@@ -115,7 +115,7 @@ def test_gpu_kernels_spill_no_registers(length, widths, compile_for):
   config = attention_of(length, *widths)
   (program,), kernels = compile_for("h100", config, "attention", FAIL_ON_SPILLS)
   assert program["compiles"], program["reason"]
-  assert program["executor"] == "triton" and program["launches"] <= 10
+  assert program["launches"] <= 10
   assert {"forward", "backward_of_keys", "backward_of_queries"} <= {*kernels}
   for kernel in kernels.values():
     assert is_within_a_gpu(kernel, "h100")
@@ -123,11 +123,26 @@ def test_gpu_kernels_spill_no_registers(length, widths, compile_for):
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("widths", [(32, 32), (32, 64), *WIDTHS])
-def test_gpu_kernels_compile_or_are_refused_before(target, widths, compile_for):
-  (program,), _ = compile_for(target, attention_of(3_072, *widths))
-  assert program["compiles"] and program["fits"], program.get("reason")
-  assert program["executor"].startswith(("triton", "batched; not triton:"))
+@pytest.mark.parametrize("widths", [(32, 64), *WIDTHS])
+def test_kernels_of_every_gpu_spill_no_registers(target, widths, compile_for):
+  config = attention_of(3_072, *widths)
+  (program,), kernels = compile_for(target, config)
+  assert program["compiles"], program["reason"]
+  assert program["executor"].startswith("triton; not cudnn:") and kernels
+  assert all(is_within_a_gpu(x, target) for x in kernels.values()), kernels
+
+
+@pytest.mark.parametrize("target", GPUS)
+def test_dense_patterns_call_cudnn(target, compile_for):
+  """JAX lowers its calls without a device; cuDNN itself is not asked."""
+  config = attention_of(3_072, 32, 64)
+  config.attention.mode, config.model.num_layers = "interleaved", 2
+  programs, kernels = compile_for(target, config)
+  assert len(programs) == 2 and not kernels
+  for program in programs:
+    assert program["compiles"] and program["executor"] == "cudnn"
+    assert program["launches"] <= 25
+    assert any("dot_product" in x for x in program["most_launched"])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +200,7 @@ def test_longest_tables_fit_in_scalar_memory(target, batch, compile_for):
 
 @pytest.mark.parametrize("softcap", [0.0, 30.0])
 @pytest.mark.parametrize("segments", [False, True])
-@pytest.mark.parametrize("target", ["h100", "v5e"])
+@pytest.mark.parametrize("target", ["h100", "a100", "rtxpro6000", "v5e"])
 def test_key_heads_segments_and_soft_cap(
   target, segments, softcap, compile_for
 ):
@@ -196,10 +211,10 @@ def test_key_heads_segments_and_soft_cap(
   options = dict(segments=segments, softcap=softcap, key_heads=2)
   (program,), kernels = compile_for(target, config, "attention", **options)
   assert program["compiles"] and program["fits"], program.get("reason")
-  assert program["executor"] == plain["executor"]
+  assert program["executor"].split(";")[0] == plain["executor"].split(";")[0]
   assert kernels.keys() == plain_kernels.keys()
   assert program["memory"]["peak"] < 0.8 * plain["memory"]["peak"]
-  if target == "h100":
+  if target != "v5e":
     assert all(is_within_a_gpu(kernel, target) for kernel in kernels.values())
     assert all(kernel["copies_in_flight"] for kernel in kernels.values())
 

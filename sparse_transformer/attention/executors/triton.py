@@ -22,8 +22,13 @@ TILES = dict(bfloat16=64, float16=64, float32=32)
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
 MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
-# Of queries and of values together, with little shared memory and tiles of 64.
-MAX_WIDTHS = 192
+# Widths K + E up to which kernels with tiles of 64 neither spill registers nor
+# exceed the shared memory of a block, by major compute capability: as compiled
+# by `make targets-test`. On 9 and 10, products read shared memory. RTX GPUs
+# have 99 KiB of it, not 163 or 227. Source: CUDA Programming Guide, "Compute
+# Capabilities".
+MAX_WIDTHS = {8: 128, 9: 256, 10: 256}
+LEAST_WIDTHS = 64  # on other GPUs, and on these with segments or a soft cap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,18 +67,14 @@ class Triton(contract.Executor):
     return None
 
   def _largest_tile(self, case):
-    """The positions of the largest tile that fits in shared memory."""
-    # RTX 30, 40 and 50, A10, A6000, L4 and L40 have 99 KiB for a block of
-    # threads, not 163 or 227. Source: CUDA C++ Programming Guide, "Technical
-    # Specifications per Compute Capability".
-    has_little = any(
-      capability in (8.6, 8.9) or int(capability) == 12
-      for capability in platforms.compute_capabilities()
-    )
-    is_wide = case.qk_width + case.value_width > MAX_WIDTHS
-    if is_wide and has_little and not self.interpret:
-      return 32
-    return TILES.get(case.dtype, 64)
+    """The positions of the largest tile that kernels compile with."""
+    found = [] if self.interpret else platforms.compute_capabilities()
+    of_each = [MAX_WIDTHS.get(int(x), LEAST_WIDTHS) for x in found]
+    most = min(of_each, default=256)
+    if most < 256 and (case.others or case.group > 1):
+      most = LEAST_WIDTHS
+    is_wide = case.qk_width + case.value_width > most
+    return 32 if is_wide else TILES.get(case.dtype, 64)
 
   def tile_size(self, part: Pattern, case: Case) -> int:
     del part

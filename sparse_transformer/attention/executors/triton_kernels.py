@@ -14,6 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Keys, Plan, Queries
 from sparse_transformer.attention.executors import kernel_math
 from sparse_transformer.attention.executors.kernel_math import LOG2_E
@@ -209,10 +210,12 @@ def backward(
   return dq, dk, dv
 
 
-def _num_warps(name, v):
+def _num_warps(name, v, tile):
   """Warps of a program: with fewer, registers would spill."""
   is_wide = name != "forward" and v.shape[-1] > 64
-  return 8 if is_wide or v.dtype == jnp.float32 else 4
+  is_ampere = any(8 <= x < 9 for x in platforms.compute_capabilities())
+  is_large = is_ampere and tile == 64
+  return 8 if is_wide or is_large or v.dtype == jnp.float32 else 4
 
 
 def _launch(name, plan, queries, keys, interpret, outs):
@@ -254,7 +257,7 @@ def _launch(name, plan, queries, keys, interpret, outs):
       grid=(len(items), len(q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=_num_warps(name, keys.v),
+        num_warps=_num_warps(name, keys.v, plan.tile),
         num_stages=NUM_STAGES,
       ),
       interpret=interpret,

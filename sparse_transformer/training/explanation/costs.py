@@ -14,7 +14,7 @@ import jax
 
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.attention import platforms
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.contract import Case, others_of
 from sparse_transformer.model.experts import PER_TOKEN
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
@@ -44,14 +44,24 @@ def widths(model: model_lib.Config) -> tuple[int, int]:
   return model.qk_width // model.num_heads, model.width // model.num_heads
 
 
-def attention_case(
+def attention_cases(
   config: schema.Config, model: model_lib.Config, platform: str = ""
-) -> Case:
-  """The attention of one micro-batch; by default, on this machine's devices."""
+) -> list[Case]:
+  """The attention of one micro-batch in each layer that differs from others.
+
+  By default, it is on this machine's devices.
+  """
   platform = platform or platforms.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *widths(model)
-  return Case(*sizes, model.dtype, platform, model.tile, model.num_key_heads)
+  about = model.dtype, platform, model.tile, model.num_key_heads
+  others = others_of(
+    segments=model.classifies or model.separator is not None,
+    sinks=model.sinks,
+    split_positions=config.mesh.sequence > 1,
+  )
+  layers = dict.fromkeys(model.patterns)
+  return [Case(*sizes, *about, heads, others) for heads in layers]
 
 
 def count_pairs(model: model_lib.Config) -> int:

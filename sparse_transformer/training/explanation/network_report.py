@@ -7,19 +7,23 @@ import collections
 import dataclasses
 import functools
 import math
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from sparse_transformer import model as model_lib, schema, tables
-from sparse_transformer.attention import cached_group, registry
+from sparse_transformer.attention import cached_group, platforms, registry
 from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention.contract import Case, Unsupported
 from sparse_transformer.figures.masks import first_few
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.explanation import costs
+
+DEVICES = {x: ("cuda", y) for x, y in dict(h100=9.0, a100=8.0).items()}
+DEVICES |= dict(rtx4090=("cuda", 8.9), v5e=("tpu", 0.0), cpu=("cpu", 0.0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +52,7 @@ class Report:
 
   network: dict[str, Any]  # its sizes, and numbers of parameters
   attention: list[Attention]
+  executors: dict[str, str]  # what would run attention on `DEVICES`, and why
   reach: analysis.Reach  # by static pairs
   may_see: int | None  # layers, with all pairs that content may choose
   flops: dict[str, float]  # per token
@@ -76,6 +81,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
       active_parameters=model_lib.count_active_parameters(model),
     ),
     attention=attention,
+    executors={x: _choice(config, model, DEVICES[x]) for x in DEVICES},
     reach=reach,
     may_see=may_see,
     flops=costs.flops_per_token(model),
@@ -92,18 +98,28 @@ def _attention(
   config: schema.Config, model: model_lib.Config
 ) -> Iterator[Attention]:
   """The costs of each distinct pattern in each group of equal layers."""
-  case = costs.attention_case(config, model)
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
   measure = functools.cache(_measure)
-  for heads, layers in groups.items():
+  for case in costs.attention_cases(config, model):
+    heads, layers = case.patterns, groups[case.patterns]
     static = binding.static_parts(heads)
     tile = registry.common_tile(model.backend, case, static)
     for pattern in dict.fromkeys(heads):
       used_by = [head for head, other in enumerate(heads) if other == pattern]
       found = measure(pattern, case, model.backend, tile)
       yield Attention(layers=layers, heads=used_by, **found)
+
+
+def _choice(config, model, device):
+  """What would run attention on a device, or why nothing can."""
+  with platforms.targeting(*device):
+    try:
+      cases = costs.attention_cases(config, model)
+      return registry.explain_choice(model.backend, *cases)
+    except Unsupported as error:
+      return str(error)
 
 
 def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> dict:
@@ -187,6 +203,10 @@ def render(report: Report) -> str:
     title.format(**report.network | dict(shape=shape)),
     tables.align([COLUMNS, *_attention_rows(report)], right_from=3) + NOTE,
     tables.align([*_reach_rows(report), *_sum_rows(report)]),
+    tables.align(
+      (f"attention on {x}", textwrap.shorten(y, 130, placeholder=" ..."))
+      for x, y in report.executors.items()
+    ),
   ]
   return "\n\n".join(parts)
 

@@ -144,33 +144,43 @@ def table(results: Iterable[dict]) -> str:
   return tables.markdown(rows)
 
 
-def main() -> None:
-  flags = record.parser(__doc__)
-  flags.add_argument("--only", default="", help="rows with this text")
-  only = flags.parse_args().only
+def record_steps(only: str) -> None:
+  """Compiles training steps, and prints those that do not fit."""
   path = record.path("compiled")
-  is_asked = lambda key, known: only in " ".join(key) if only else not known
   found = {(x["preset"], x["target"]): x for x in record.read("compiled")}
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
   for key in (*everything, *VARIANTS):
-    if is_asked(key, key in found):
+    if only in " ".join(key) if only else key not in found:
       found[key] = compile_preset(*key)
       record.write(path, [found[key] for key in sorted(found)])
   print(table(found.values()))
-  path = record.path("kernels")
+
+
+def record_kernels(only: str) -> None:
+  """Compiles attention, and prints where it spills registers."""
+  path, wanted = record.path("kernels"), {}
   rows = record.read("kernels") if path.exists() else []
   old = {(x["kind"], x["target"]): x for x in rows}
-  wanted = {(x, gpu): names for gpu in GPUS for x, names in kinds(gpu).items()}
+  for gpu in GPUS:
+    wanted |= {(kind, gpu): presets for kind, presets in kinds(gpu).items()}
   new = {key: old[key] for key in wanted if key in old}
   for key, presets in wanted.items():
     about = dict(kind=key[0], target=key[1], presets=presets)
-    if is_asked((*key, *presets), key in old):
+    if only in " ".join((*key, *presets)) if only else key not in old:
       new[key] = about | compile_kernels(presets[0], key[1])
       record.write(path, [*new.values()])
     elif key in new:
       new[key] |= about  # presets may be others now
   record.write(path, [*new.values()])
   print(kernel_table(new.values()))
+
+
+def main() -> None:
+  flags = record.parser(__doc__)
+  flags.add_argument("--only", default="", help="rows with this text")
+  only = flags.parse_args().only
+  record_steps(only)
+  record_kernels(only)
 
 
 if __name__ == "__main__":

@@ -213,8 +213,8 @@ def backward(
 def _num_warps(name, v, tile):
   """Warps of a program: with fewer, registers would spill."""
   is_wide = name != "forward" and v.shape[-1] > 64
-  is_ampere = any(8 <= x < 9 for x in platforms.compute_capabilities())
-  is_large = is_ampere and tile == 64
+  of_gpus = {int(x) for x in platforms.compute_capabilities()}
+  is_large = tile == 64 and not of_gpus.isdisjoint((8, 10))
   return 8 if is_wide or is_large or v.dtype == jnp.float32 else 4
 
 

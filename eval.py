@@ -11,8 +11,8 @@ them, and has files of its own. Scores are computed in float32, also for runs in
 bfloat16 or float16, unless --config.model.dtype names another dtype.
 """
 
-import contextlib
 import json
+import re
 from collections.abc import Sequence
 
 from sparse_transformer import cli
@@ -34,13 +34,17 @@ def main(argv: Sequence[str]) -> None:
   ]
   for request in requests:  # finds errors before the work starts
     experiment.source.windows(request.split, request.min_context)
+  unsaved = None
   with Signals() as signals:
     for step in _steps(checkpoints, args.step):
       state = restore(*run, step, with_data=True)
       for request in requests:
         result = evaluations.evaluate(*run, state, request, signals.check)
         print(json.dumps(result), flush=True)
+        unsaved = unsaved or result.get("unsaved")
         signals.check()
+  if unsaved:
+    raise OSError(f"what is printed could not be written: {unsaved}")
 
 
 def _steps(checkpoints, words):
@@ -57,7 +61,7 @@ def _steps(checkpoints, words):
 
 def _integers(flag: str, words: Sequence[str]) -> list[int]:
   """The value of a flag that lists different integers."""
-  with contextlib.suppress(ValueError):
+  if all(re.fullmatch(cli.INTEGER, word) for word in words):
     numbers = [int(word) for word in words]
     if len(set(numbers)) == len(numbers):
       return numbers

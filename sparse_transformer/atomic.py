@@ -1,12 +1,14 @@
 """Files: written completely or not at all, and read only if they end."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
+import secrets
 import stat
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
 
 
 def size(path: pathlib.Path) -> int:
@@ -46,12 +48,27 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A new file, which then replaces `path`; if writing fails, `path` stays."""
-  new = path.with_name(f"{path.name}.new")
+  """A new file, which then replaces `path`; if writing fails, `path` stays.
+
+  Neither is a link that is followed, or a pipe that is waited for.
+  """
+  new = path.with_name(f".{secrets.token_hex(8)}.new")  # nobody else's
   try:
+    new.touch(exist_ok=False)
     yield new
-  except OSError as error:  # of a full disk, it does not name the file
-    error.filename = error.filename or str(new)
-    new.unlink(missing_ok=True)
+    new.replace(path)
+  except BaseException as error:
+    with contextlib.suppress(OSError):
+      new.unlink()
+    # That of a full disk names no file, and others not the one that matters.
+    if isinstance(error, OSError) and error.filename in (None, str(new), new):
+      reason = error.errno or errno.EIO, error.strerror or str(error)
+      raise OSError(*reason, str(path)) from error
     raise
-  new.replace(path)
+
+
+def appending(path: pathlib.Path) -> TextIO:
+  """A file to append to; ValueError if it is a link or no regular file."""
+  if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+    raise ValueError(f"{path} is not a regular file; move it away")
+  return path.open("a+")

@@ -6,25 +6,36 @@ and `flags` from it, so that a missing library is reported in one line.
 """
 
 import functools
+import io
 import os
 import pathlib
 import re
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NoReturn
 
-from sparse_transformer import programs, signals, version
+from sparse_transformer import version
 
+
+def _program() -> str:
+  """The name of the command, as errors begin with it."""
+  path = pathlib.Path(sys.argv[0])
+  return path.parent.name if path.stem == "__main__" else path.name
+
+
+if sys.platform == "win32":
+  sys.exit(f"{_program()}: runs on Linux and macOS; on Windows, use WSL")
 try:
   from absl import app, flags, logging
   from ml_collections import ConfigDict, config_flags
 
-  from sparse_transformer import config as config_lib, schema
+  from sparse_transformer import config as config_lib, programs, schema, signals
 except ModuleNotFoundError as error:
   if (line := version.missing(error)) is None:
     raise
-  sys.exit(f"{pathlib.Path(sys.argv[0]).name}: {line}")
+  sys.exit(f"{_program()}: {line}")
 
 # Errors that the user can fix. Any other is a bug and keeps its traceback.
 USER_ERRORS = (
@@ -41,6 +52,7 @@ OF_DEVICE = (
   "the device is out of memory; shorter sequences and smaller batches need"
   " less, and python -m sparse_transformer.explain --compile says how much"
 )
+INTEGER = "-?[0-9]{1,25}"
 
 Main = Callable[[Sequence[str]], Any]
 
@@ -58,6 +70,8 @@ def run(
     parse: `on_config`, `on_workdir` or `on_either`; by default absl's.
     takes_words: whether arguments other than flags are allowed.
   """
+  if isinstance(sys.stdout, io.TextIOWrapper):  # maybe not of Unicode
+    sys.stdout.reconfigure(errors="backslashreplace")
   programs.keep()
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
   parse = functools.partial(_parse, parse, takes_words)
@@ -129,10 +143,9 @@ def parse_step(word: str | None) -> int | Literal["best"] | None:
   """The step that --step names, None for the last; or raises ValueError."""
   if word == "best":
     return "best"
-  try:
+  if word is None or re.fullmatch(INTEGER, word):
     return None if word is None else int(word)
-  except ValueError:
-    raise ValueError(f"--step={word} must be an integer, or best") from None
+  raise ValueError(f"--step={word} must be an integer, or best")
 
 
 def _list_in_help(name):
@@ -142,8 +155,9 @@ def _list_in_help(name):
 def require(*names: str) -> None:
   """Raises ValueError if a flag is missing, or a field of --config is wrong."""
   for name in names:
-    if flags.FLAGS[name].value is None:
-      raise ValueError(f"--{name} is missing; see --help")
+    if (flag := flags.FLAGS[name]).value is None:
+      what = "returns None" if flag.present else "is missing"
+      raise ValueError(f"--{name} {what}; see --help")
   schema.typed(flags.FLAGS.config)
 
 
@@ -151,15 +165,18 @@ def _parse(parse, takes_words, argv):
   """parse(argv), where paths may begin with ~/."""
   home = rf"\1{os.path.expanduser('~')}/"
   # ml_collections looks for overrides in sys.argv.
-  sys.argv[:] = [re.sub(r"^(--?[a-z_]+=)~/", home, word) for word in argv]
+  sys.argv[:] = [re.sub(r"^(--?[a-z_]+=)?~/", home, word) for word in argv]
   try:
     arguments = parse(sys.argv)
-  except Exception as error:  # of a config file, or a field that it lacks
-    if describe(error) is not None:
+  except BaseException as error:  # of a config file, or a field that it lacks
+    ends = isinstance(error, KeyboardInterrupt) or _origin(error) == "absl.app"
+    if ends or describe(error) is not None:
       raise
     reason = error.args[0] if len(error.args) == 1 else error
     if isinstance(reason, KeyError):
       reason = reason.args[0]
+    if "NoneType" in f"{reason}":  # of which no field can be set
+      reason = "get_config must return a ConfigDict"
     raise ValueError(f"--config: {type(error).__name__}: {reason}") from error
   if not takes_words and len(arguments) > 1:
     raise ValueError(
@@ -175,9 +192,9 @@ def _call(function, argv):
   """Calls function(argv); signals and expected errors end the process."""
   # No command opens a window, as the backend of a notebook would.
   os.environ["MPLBACKEND"] = "agg"
-  # Orbax logs every step it takes.
+  # Orbax logs every step it takes, and ml_collections what raises soon.
   if not flags.FLAGS["verbosity"].present:
-    logging.set_verbosity(logging.WARNING)
+    logging.set_verbosity(logging.ERROR)
   try:
     return function(argv)
   except (KeyboardInterrupt, signals.Stopped) as error:
@@ -187,21 +204,33 @@ def _call(function, argv):
     if found is None or logging.get_verbosity() >= logging.DEBUG:
       raise
     line = found or type(error).__name__
-  print(f"{pathlib.Path(argv[0]).name}: {_on_one_line(line)}", file=sys.stderr)
+  print(f"{_program()}: {_on_one_line(line)}", file=sys.stderr)
   sys.exit(status)
 
 
-def describe(error: Exception) -> str | None:
+def describe(error: BaseException) -> str | None:
   """A line about an error for the user; None if it is a bug."""
-  text = str(error)
+  try:
+    text = str(error)
+  except Exception:  # which only that of a config file raises
+    return type(error).__name__
   if isinstance(error, ModuleNotFoundError):
     return version.missing(error)
   # XLA's errors have a class that only JAX knows.
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text:
     reason = OF_KERNEL if re.search(KERNEL_LIMIT, text) else OF_DEVICE
     return f"{reason} ({text.splitlines()[0]})"
-  is_start = isinstance(error, RuntimeError) and "JAX_PLATFORMS" in text
-  return text if is_start or isinstance(error, USER_ERRORS) else None
+  if "JAX_PLATFORMS" in text or _origin(error) == "jax._src.xla_bridge":
+    names = "JAX_PLATFORMS", "XLA_FLAGS"
+    given = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
+    return f"JAX cannot start with {given}: {text or 'no device is found'}"
+  return text if isinstance(error, USER_ERRORS) else None
+
+
+def _origin(error):
+  """The name of the module that raised an error; None if nothing did."""
+  frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+  return frames[-1].f_globals.get("__name__") if frames else None
 
 
 def _on_one_line(text):

@@ -76,7 +76,8 @@ def main(argv: Sequence[str]) -> None:
   for trial, run in zip(final, runs, strict=True):
     run["test"] = trials.scored(trial, "test")
   made = record.make_record(about, runs, tuning)
-  print(results.write_results(plan.root, made))
+  print(results.render(made))
+  results.write_results(plan.root, made)
   print(f"comparison in {plan.root / 'comparison.md'}, its curves in .png")
 
 
@@ -110,7 +111,7 @@ if __name__ == "__main__":
     "budget", "steps:500", "steps:N, seconds:N or processor_seconds:N."
   )
   flags.DEFINE_string("tune_budget", None, "The budget of a run of tuning.")
-  flags.DEFINE_integer("seeds", 1, "Number of runs with each value.", 1)
+  flags.DEFINE_integer("seeds", 1, "Number of runs with each value.", 1, 999)
   flags.DEFINE_integer("first_seed", 0, "The lowest seed.", 0)
   flags.DEFINE_integer("jobs", 1, "Number of runs at the same time.", 1)
   flags.DEFINE_enum("equal", None, ["keys"], "What values must have in common.")

@@ -116,15 +116,16 @@ def _explain(args):
   folder = pathlib.Path(
     args.out or f"explain/{name.name if args.workdir else name.stem}"
   )
+  text = network_report.render(report)
+  _print(args, dataclasses.asdict(report), text, folder)  # even if not drawn
   folder.mkdir(parents=True, exist_ok=True)
   picture = folder / "patterns.png"
   masks.save_patterns(picture, model.patterns, model.shape, model.length)
-  text = network_report.render(report)
-  _print(args, dataclasses.asdict(report), text, folder)
 
 
 def _print(args, report, text, folder):
-  print(json.dumps(report) if args.json else f"{text}\n\npictures in {folder}")
+  line = json.dumps(report) if args.json else f"{text}\n\npictures in {folder}"
+  print(line, flush=True)
 
 
 def _compile(args):

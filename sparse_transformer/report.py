@@ -62,14 +62,15 @@ def main(argv: Sequence[str]) -> None:
   title = html.escape(f"Run {workdir.resolve().name}")
   body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
   path = workdir / "report.html"
-  path.write_text(f"""<!DOCTYPE html>
+  text = f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{STYLE}</style></head>
 <body><h1>{title}</h1>
 {body}
 </body></html>
-""")
+"""
+  atomic.write_text(path, text)
   print(f"report in {path}")
 
 
@@ -234,7 +235,10 @@ def _wide(part):
 
 def _picture(path):
   """A PNG file; nothing if there is none."""
-  return _image(path.read_bytes(), path.stem) if path.exists() else ""
+  if not path.exists():
+    return ""
+  atomic.size(path)  # which a pipe does not have
+  return _image(path.read_bytes(), path.stem)
 
 
 def _image(data, text):

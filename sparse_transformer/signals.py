@@ -10,6 +10,16 @@ from typing import Any, Self, TextIO
 STOPPING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 STOPPED = 128 + signal.SIGINT  # status of a command that one of them stopped
 
+# A program that Linux ends with its parent, the process argv[1], begins so.
+END_WITH_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+  PR_SET_PDEATHSIG = 1
+  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+  if os.getppid() != int(sys.argv[1]):  # it ended before that
+    sys.exit(1)
+"""
+
 
 class Stopped(Exception):
   """A signal ended a command after it saved its work."""

@@ -24,12 +24,12 @@ def missing(error: ModuleNotFoundError) -> str | None:
   """What to install for a module that was not found; None if no extra has it.
 
   >>> missing(ModuleNotFoundError(name="flax.nnx"))
-  "needs flax; pip install 'sparse-transformer[train]'"
+  "needs flax; pip install '.[train]' in the clone"
   """
   name = (error.name or "").partition(".")[0]
   for extra, modules in EXTRAS.items():
     if name in modules:
-      return f"needs {name}; pip install 'sparse-transformer[{extra}]'"
+      return f"needs {name}; pip install '.[{extra}]' in the clone"
   return None
 
 

@@ -110,6 +110,10 @@ def _config(line):
 CONFIGS = dict(
   syntax="def get_config(:",
   raises=_config("1 / 0"),
+  exits="raise SystemExit",
+  returns_none="get_config = lambda: None",
+  unheard="class Own(BaseException): pass\nraise Own('why')",
+  silent="class Own(Exception):\n  __str__ = None\nraise Own",
   imports="import no_such_module",
   dict="def get_config(): return dict(model={})",
   module="from configs import digits\nget_config = lambda: type",

@@ -14,7 +14,7 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli, config as config_lib, signals
+from sparse_transformer import cli, config as config_lib, data, signals
 from sparse_transformer.model import sampling
 from sparse_transformer.training.evaluation import (
   evaluations,
@@ -162,6 +162,8 @@ def test_path_may_begin_with_the_home_directory(monkeypatch, capfd, trained):
       0,
     ),
     ("JAX_PLATFORMS", "cuda,foo", "import jax; jax.devices()", 1),
+    ("JAX_PLATFORMS", "cuda", "import jax; jax.devices()", 1),
+    ("PYTHONIOENCODING", "ascii", "print('模')", 0),
   ],
 )
 def test_variable_that_stops_a_library(variable, value, program, status):
@@ -175,10 +177,16 @@ cli.run(main)
   assert (done.returncode, done.stderr.count("\n")) == (status, status)
 
 
-def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):
+def test_function_of_a_config_file_gets_the_metrics(
+  tmp_path, capsys, monkeypatch
+):
+  """And what the file registers, the command that the run prints finds."""
+  monkeypatch.setattr(data, "SOURCES", dict(data.SOURCES))
   path = tmp_path / "config.py"
   path.write_text(
     "import runs\n"
+    "from sparse_transformer import data\n"
+    "data.SOURCES['mine'] = lambda config: None\n"
     "def get_config(): return runs.tiny(**{'train.steps': 2})\n"
     "def on_metrics(step, split, values):\n"
     "  print('hook', step, split, values['bits_per_dim'] > 0)\n"
@@ -189,6 +197,7 @@ def test_function_of_a_config_file_gets_the_metrics(tmp_path, capsys):
   assert [line for line in lines if line.startswith("hook")] == [
     *("hook 1 train True", "hook 2 train True", "hook 2 validation True")
   ]
+  assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
 
 
 def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):

@@ -221,6 +221,17 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   assert output.err == "eval.py: stopped: SIGTERM\n"
 
 
+def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
+  run = shutil.copytree(workdir, tmp_path / "run")
+  shutil.rmtree(run / "evaluations", ignore_errors=True)
+  (run / "evaluations").touch()
+  assert runs.command("eval.py", f"--workdir={run}", "--step=all") == 1
+  out, err = capfd.readouterr()
+  assert len(out.splitlines()) > 1 and err.count("\n") == 1
+  assert all(json.loads(x)["bits_per_dim"] for x in out.splitlines())
+  assert "what is printed could not be written" in err and "evaluations'" in err
+
+
 def test_other_data_than_in_training_are_rejected(workdir, tmp_path, capfd):
   run = shutil.copytree(workdir, tmp_path / "run")
   text = (workdir.parent / "text").read_bytes()

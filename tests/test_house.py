@@ -35,7 +35,7 @@ MAY_IMPORT = {
   "model": {"patterns", "attention", "schema", "progress"},
   "training": LEAVES
   | {"config", "progress", "patterns", "data", "figures", "attention", "model"},
-  "targets": {"config", "tables", "patterns", "attention", "training"},
+  "targets": LEAVES | {"config", "patterns", "attention", "training"},
 }
 # And those within a package, which know no other file than these.
 WITHIN = {
@@ -218,9 +218,7 @@ def test_command_without_its_extra_says_what_to_install(name, lacks):
   _, done = loaded_by(*MISSPELT[name], lacks=[lacks])
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
-  assert line.endswith(
-    f": needs {lacks}; pip install 'sparse-transformer[train]'"
-  )
+  assert line.endswith(f": needs {lacks}; pip install '.[train]' in the clone")
 
 
 # Packaging.

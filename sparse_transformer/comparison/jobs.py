@@ -16,23 +16,18 @@ from typing import NamedTuple
 
 import jax
 
-from sparse_transformer.signals import Signals, Stopped
+from sparse_transformer import atomic
+from sparse_transformer.signals import END_WITH_PARENT, Signals, Stopped
 from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 OUTPUT = "output.txt"  # in a workdir: what one of several processes prints
 POLL_SECONDS = 0.05
-# Becomes a command that uses some cores, and that Linux ends with its parent.
-CHILD = """
-import ctypes, os, signal, sys
+# Becomes a command that uses some cores.
+CHILD = f"""{END_WITH_PARENT}
 parent, cores, *command = sys.argv[1:]
-if sys.platform == "linux":
-  PR_SET_PDEATHSIG = 1
-  ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != int(parent):  # it ended before that
-    sys.exit(1)
-  if cores:
-    os.sched_setaffinity(0, {*map(int, cores.split(","))})
+if cores and sys.platform == "linux":
+  os.sched_setaffinity(0, {{*map(int, cores.split(","))}})
 os.execv(command[0], command)
 """
 
@@ -143,7 +138,7 @@ def _start(job, share, writes):
     output = None
     if writes:
       job.workdir.mkdir(parents=True, exist_ok=True)
-      output = stack.enter_context((job.workdir / OUTPUT).open("a"))
+      output = stack.enter_context(atomic.appending(job.workdir / OUTPUT))
     return subprocess.Popen(
       [*start, *job.command],
       stdin=subprocess.DEVNULL,
@@ -159,6 +154,8 @@ def _reason(job, status, writes):
   reason = f"it ended with status {status}"
   if status < 0:
     reason = f"{signal.Signals(-status).name} ended it"
+    if status == -signal.SIGKILL:
+      reason += ", as the system does when memory runs out"
   if writes:
     path = job.workdir / OUTPUT
     lines = path.read_text(errors="replace").splitlines()

@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from sparse_transformer import config as config_lib, machine
 from sparse_transformer.training import stopwatch
 
+MAX_VALUES = 999  # of a flag, each with many runs
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
 
 Budget = tuple[str, float]  # what is limited, and to how much
@@ -129,9 +130,11 @@ def parse_vary(
   field, _, values = text.partition("=")
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
   choices = [value.strip() for value in re.split(separator, values)]
-  if not all(choices) or len({*choices}) < len(choices):
+  distinct = len({*choices})
+  if not all(choices) or not distinct == len(choices) <= MAX_VALUES:
     raise ValueError(
-      f"--{flag}={text} must give different values after {field}="
+      f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"
+      f" at most {MAX_VALUES}"
     )
   for name in (x for y in choices for x in assignments(field, y)):
     group, _, rest = name.partition(".")

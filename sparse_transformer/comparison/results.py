@@ -121,14 +121,17 @@ def draw_curves(record: Record) -> "style.Figure":
   return figure
 
 
-def write_results(root: pathlib.Path, record: Record) -> str:
-  """Writes comparison.json, .md and .png; returns the Markdown."""
+def render(record: Record) -> str:
+  """The tables, as Markdown."""
   text = f"{tables.markdown(ranking(record))}\n{notes(record)}\n"
   if record["tuning"]:
     cells, note = grid(record)
     text += f"\n## Tuning\n\n{tables.markdown(cells)}\n{note}\n"
-  record_lib.write_record(root / "comparison.json", record)
-  atomic.write_text(root / "comparison.md", text)
-  with atomic.writing(root / "comparison.png") as new:
-    draw_curves(record).savefig(new, format="png")
   return text
+
+
+def write_results(root: pathlib.Path, record: Record) -> None:
+  """Writes comparison.json, .md and .png."""
+  record_lib.write_record(root / "comparison.json", record)
+  atomic.write_text(root / "comparison.md", render(record))
+  style.save(draw_curves(record), root / "comparison.png")

@@ -33,8 +33,9 @@ class Transformer(nnx.Module):
     self.token = embed(config.vocab_size, embedding_init=normal(std))
     of_axis = normal(position_std / math.sqrt(max(1, len(axes))))
     self.position = nnx.List(embed(x, embedding_init=of_axis) for x in axes)
-    draw = lambda: jax.random.normal(rngs.params(), (config.width,))
-    self.start = None if config.classifies else nnx.Param(std * draw())
+    draw = functools.partial(jax.random.normal, dtype=jnp.float32)
+    start = lambda: std * draw(rngs.params(), (config.width,))
+    self.start = None if config.classifies else nnx.Param(start())
     for stack, blocks in stacks.init(config, rngs).items():
       setattr(self, stack, blocks)
     self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)

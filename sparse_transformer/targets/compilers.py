@@ -14,15 +14,17 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from sparse_transformer import signals
 from sparse_transformer.targets.hardware import Target
 
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # The worker imports this library, but prefers its own environment for all else.
-START = (
-  "import runpy, sys; sys.path.append(sys.argv[1]);"
-  " runpy.run_module('sparse_transformer.targets.worker', run_name='__main__')"
-)
+START = f"""{signals.END_WITH_PARENT}
+import runpy
+sys.path.append(sys.argv[2])
+runpy.run_module("sparse_transformer.targets.worker", run_name="__main__")
+"""
 SETTINGS = dict(
   JAX_PLATFORMS="cpu",  # nothing runs; libtpu would look for its devices
   TPU_SKIP_MDS_QUERY="1",
@@ -74,9 +76,10 @@ def compile_for(
     environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags)
     environment.pop("PYTHONPATH", None)
     print(f"{target}: starting", file=sys.stderr, flush=True)
+    given = str(os.getpid()), str(REPOSITORY)
     with (path / "log").open("w") as log:
       done = subprocess.run(
-        [python(target.compiler), "-P", "-c", START, str(REPOSITORY)],
+        [python(target.compiler), "-P", "-c", START, *given],
         input=json.dumps(request),
         text=True,
         stdout=2,  # shows progress

@@ -7,7 +7,13 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_transformer import data, model as model_lib, schema, version
+from sparse_transformer import (
+  data,
+  model as model_lib,
+  patterns,
+  schema,
+  version,
+)
 from sparse_transformer.attention import registry
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -100,10 +106,18 @@ def origin(start: Mapping[str, Any]) -> str:
   return line
 
 
-def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
+def end(
+  experiment: Experiment,
+  workdir: str | os.PathLike,
+  file: str | os.PathLike | None = None,
+) -> str:
   """A line about a complete run: its best validation, and what to do next."""
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
-  command = shlex.join(["python", "eval.py", f"--workdir={workdir}"])
+  known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
+  ours = all(x.__module__.startswith("sparse_") for x in known.values())
+  registers = [f"--config={file}"] if file and not ours else []
+  words = "python", "eval.py", f"--workdir={workdir}", *registers
+  command = shlex.join(words)
   if not lines:
     return f"to evaluate: {command}"
   best = min(lines, key=lambda x: x["bits_per_dim"])

@@ -133,7 +133,8 @@ def train(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
       " command again to resume"
     )
-  processes.decide(lambda: print(announcements.end(experiment, workdir)))
+  about = experiment, workdir, options.config_file
+  processes.decide(lambda: print(announcements.end(*about)))
   return state
 
 
@@ -270,8 +271,9 @@ def _write(experiment, workdir, step, free, options):
   if options.config_file:  # what it registers is not in config.json
     source = pathlib.Path(options.config_file).read_bytes()
     atomic.write_bytes(workdir / "config.py", source)
-  path = workdir / "patterns.png"
-  save_patterns(path, model.patterns, model.shape, model.length)
+  with metrics.attempt("the picture of the patterns"):
+    path = workdir / "patterns.png"
+    save_patterns(path, model.patterns, model.shape, model.length)
 
 
 def _note_pattern(writer, step, pattern):
@@ -320,7 +322,8 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   values = {x: result[x] for x in ("bits_per_dim", "accuracy") if x in result}
   run.writer.write(step, "validation", **values, **watch.times())
   if settings.samples:
-    with contextlib.suppress(signals.Stopped):  # the next step sees it
+    # The next step sees a signal.
+    with contextlib.suppress(signals.Stopped), metrics.attempt("sampling"):
       shown = samples.draw_in_training(
         experiment, state.ema, run.writer.workdir, check_stop
       )

@@ -6,7 +6,8 @@ import math
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, TextIO
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from PIL import Image
 from tensorboardX import SummaryWriter
 
-from sparse_transformer import atomic, schema
+from sparse_transformer import atomic, schema, signals
 from sparse_transformer.progress import say
 from sparse_transformer.training.loss_scale import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
@@ -101,11 +102,8 @@ class Writer:
       error.filename = error.filename or self._file.name
       raise
     if self._on_metrics:
-      try:
+      with attempt(f"on_metrics at step {step}"):
         self._on_metrics(step, split, values)
-      except (Exception, SystemExit) as error:
-        reason = f"{type(error).__name__}: {error}"
-        say(f"on_metrics failed at step {step}: {reason}", sys.stderr)
 
   def write(self, step: int, split: str, **values: Any) -> None:
     """`note`, on TensorBoard and the terminal, too; lists have many curves."""
@@ -130,6 +128,18 @@ class Writer:
     with Image.open(content) as image:
       pixels = np.asarray(image)
     self._boards[split].add_image(tag, pixels, step, dataformats="HWC")
+
+
+@contextlib.contextmanager
+def attempt(what: str) -> Iterator[None]:
+  """Reports an error of what a run can do without, on standard error."""
+  try:
+    yield
+  except (KeyboardInterrupt, signals.Stopped):
+    raise
+  except BaseException as error:
+    text = "".join(traceback.format_exception_only(error))
+    say(f"{what} failed: {' '.join(text.split())}", sys.stderr)
 
 
 def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
@@ -159,11 +169,10 @@ def _truncate(path: pathlib.Path, step: int) -> None:
   """Drops the lines after a step, incomplete lines, and the run's end. At step
   0, also its start, which is noted again.
   """
-  if path.exists():
-    kept = [line for line in read(path.parent) if line["step"] <= step]
-    again = {"end"} if step else {"end", "start"}
-    kept = [line for line in kept if line["split"] not in again]
-    atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
+  kept = read(path.parent) if path.exists() else []
+  again = {"end"} if step else {"end", "start"}
+  kept = [x for x in kept if x["step"] <= step and x["split"] not in again]
+  atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
 
 
 class Monitor:

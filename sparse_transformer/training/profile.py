@@ -1,8 +1,8 @@
 """A trace of consecutive steps, for Perfetto and XProf."""
 
-import contextlib
 import shlex
 from collections.abc import Sequence
+from typing import Self
 
 import jax
 
@@ -12,7 +12,7 @@ from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Stopwatch
 
 
-class Profile(contextlib.ExitStack):
+class Profile:
   """Traces steps into the folder `profile` of a workdir; a context manager.
 
   Args:
@@ -29,8 +29,7 @@ class Profile(contextlib.ExitStack):
     writer: metrics.Writer,
     watch: Stopwatch,
   ):
-    super().__init__()
-    self._writer, self._watch = writer, watch
+    self._writer, self._watch, self._is_tracing = writer, watch, False
     self._folder = writer.workdir / "profile"
     self._steps = steps if processes.is_first() else ()
     if steps and steps[0] <= step:
@@ -46,16 +45,23 @@ class Profile(contextlib.ExitStack):
     jax.block_until_ready(state)
     with self._watch.paused():
       if step > self._steps[0]:
-        self.close()
-        return
-      self.callback(self._say)
-      folder = self._folder
-      self.enter_context(jax.profiler.trace(folder, create_perfetto_trace=True))
+        return self.__exit__()
+      with metrics.attempt("the profile"):
+        jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+        self._is_tracing = True
 
-  def _say(self) -> None:
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    if not self._is_tracing:
+      return
+    self._is_tracing = False
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
-    self._writer.say(
-      f"profiled steps {self._steps[0]} to {self._steps[-1]} into"
-      f" {self._folder}\nto see it: perfetto_trace.json.gz below it at"
-      f" https://ui.perfetto.dev, or pip install xprof and {command}"
-    )
+    with metrics.attempt("the profile"):
+      jax.profiler.stop_trace()
+      self._writer.say(
+        f"profiled steps {self._steps[0]} to {self._steps[-1]} into"
+        f" {self._folder}\nto see it: perfetto_trace.json.gz below it at"
+        f" https://ui.perfetto.dev, or pip install xprof and {command}"
+      )

@@ -76,6 +76,10 @@ def _open(text: str) -> tuple[store.Checkpoints, int]:
   name, _, asked = text.rpartition(":")
   if files.from_config(text).is_dir() or not re.fullmatch(STEP, asked):
     name, asked = text, ""  # whose name may have a colon
+  if files.from_config(name).is_file():
+    raise ValueError(
+      f"train.init_from={text} must be a run, or a file {exported.SUFFIX}"
+    )
   step: Any = int(asked) if asked.isdecimal() else asked or None
   run = store.Checkpoints(files.from_config(name))
   try:

@@ -9,6 +9,7 @@ import socket
 import sys
 from collections.abc import Iterator
 
+from sparse_transformer import atomic
 from sparse_transformer.training.distributed import processes
 
 COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
@@ -49,14 +50,14 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 def _lock(path, stack):
   """Locks the file until the stack is closed, and writes who holds it."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  file = stack.enter_context(path.open("a+"))
+  file = stack.enter_context(atomic.appending(path))
   file.seek(0)
   holder = file.read(100).strip()
   if holder and not holder.startswith("process"):
     raise ValueError(f"{path} is not the lock of a run; move it away")
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
+  except (BlockingIOError, PermissionError):
     raise ValueError(
       f"{path.parent} is in use by {holder or 'another process'}; wait until it"
       " ends, or use another --workdir"

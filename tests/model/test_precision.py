@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import networks
 import numpy as np
 import pytest
+import runs
 
 from sparse_transformer import model
 from sparse_transformer.model import transformer
+from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import position_losses
 
 
@@ -28,6 +30,22 @@ def test_parameters_residual_stream_and_logits_are_float32(dtype):
   expected = networks.apply(networks.config(width=32))(params, symbols)
   # 8 bits of mantissa, or 11, rounded about ten times on the way.
   assert 0 < np.abs(found - expected).max() < 0.05 * np.abs(expected).max()
+
+
+def test_parameters_are_the_same_float32_with_x64():
+  patterns = "AdaptiveSpan(8), Routing(4, 8)"
+  changes = {"attention.pattern": patterns, "model.sinks": True}
+  experiment = Experiment(runs.tiny(**changes))
+  expected = experiment.init()
+  with jax.enable_x64(True):
+    found = Experiment(experiment.config).init()
+    trees = found.params, found.ema, found.opt_state
+    assert {x.dtype for x in jax.tree.leaves(trees)} <= {
+      *map(np.dtype, (np.float32, np.int32))
+    }
+  assert jax.tree.all(
+    jax.tree.map(np.array_equal, expected.params, found.params)
+  )
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])

@@ -4,6 +4,8 @@ With real processes, signals and files; `make soak` runs the longer tests.
 """
 
 import contextlib
+import errno
+import fcntl
 import gc
 import json
 import os
@@ -238,6 +240,25 @@ def test_workdir_is_locked_until_a_closed_terminal_ends_its_run(
   process.send_signal(signal.SIGHUP)
   assert process.wait(timeout=240) == 130
   assert_resumes_exactly(workdir, whole)
+
+
+@pytest.mark.parametrize(
+  "number, is_lock",
+  [("ENOLCK", 0), ("ENOSYS", 0), ("EACCES", 1), ("EAGAIN", 1)],
+)
+def test_disk_without_locks_is_used_with_a_warning(
+  number, is_lock, tmp_path, monkeypatch, capsys
+):
+  def flock(*_):
+    raise OSError(getattr(errno, number), "why")
+
+  monkeypatch.setattr(fcntl, "flock", flock)
+  with contextlib.ExitStack() as stack:
+    if is_lock:
+      stack.enter_context(pytest.raises(ValueError, match="is in use by ano"))
+    stack.enter_context(workdir_lib.hold(tmp_path))
+  err = capsys.readouterr().err
+  assert is_lock or re.match("warning: .*/lock cannot be locked .*why", err)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+import jax
 import numpy as np
 import pytest
 import runs
@@ -94,6 +95,24 @@ def test_profile_that_cannot_be_written_ends_a_run_before_its_steps(tmp_path):
   with pytest.raises(OSError, match="profile"):
     loop.train(runs.tiny(), tmp_path, profile=[2])
   assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_profile_and_pictures_that_fail_end_no_run(
+  tmp_path, monkeypatch, capsys
+):
+  def fail(*_, **__):
+    raise OSError("disk\nfull")
+
+  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: None)
+  monkeypatch.setattr(jax.profiler, "stop_trace", fail)
+  monkeypatch.setattr(loop, "save_patterns", fail)
+  monkeypatch.setattr(loop.samples, "draw_in_training", fail)
+  config = runs.tiny(**{"eval.every": 3, "eval.samples": 2})
+  assert int(loop.train(config, tmp_path, profile=[2]).step) == 4
+  out, err = capsys.readouterr()
+  failed = ("the picture of the patterns", "the profile", *["sampling"] * 2)
+  lines = [f"{what} failed: OSError: disk full" for what in failed]
+  assert err.splitlines() == lines and "profiled" not in out
 
 
 @pytest.mark.soak

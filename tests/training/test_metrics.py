@@ -140,7 +140,7 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]
   assert [x for x in seen if x.strip() and "it/s" not in x] == [
     "compiling",
-    "on_metrics failed at step 1: ZeroDivisionError: division by zero",
+    "on_metrics at step 1 failed: ZeroDivisionError: division by zero",
     "step       1  train       bits  0.5000",
   ]
   assert "it/s" in terminal.getvalue()
@@ -152,22 +152,23 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
   def on_metrics(step, split, values):
     got.append(dict(step=step, split=split) | values)
     if step > 1:
-      raise {2: KeyError("run"), 3: SystemExit(0)}[step]
+      raise {2: KeyError("run"), 3: SystemExit(0), 4: GeneratorExit}[step]
 
   given = dict(step=0, on_metrics=on_metrics)
   with metrics.Writer(tmp_path, **given) as writer:
     writer.note(1, "network", parameters=5)
-    for step in (1, 2, 3):
+    for step in (1, 2, 3, 4):
       writer.write(step, "train", nats=0.5, bits_per_dim=0.7)
-  assert got == metrics.read(tmp_path) and len(got) == 4
+  assert got == metrics.read(tmp_path) and len(got) == 5
   assert capsys.readouterr().err == (
-    "on_metrics failed at step 2: KeyError: 'run'\n"
-    "on_metrics failed at step 3: SystemExit: 0\n"
+    "on_metrics at step 2 failed: KeyError: 'run'\n"
+    "on_metrics at step 3 failed: SystemExit: 0\n"
+    "on_metrics at step 4 failed: GeneratorExit\n"
   )
   with metrics.Writer(tmp_path, silent=True, **given) as writer:
-    writer.write(4, "train", nats=0.5, bits_per_dim=0.7)
+    writer.write(5, "train", nats=0.5, bits_per_dim=0.7)
     writer.say("another process says this")
-  assert len(got) == 4 and "another" not in capsys.readouterr().out
+  assert len(got) == 5 and "another" not in capsys.readouterr().out
 
 
 def test_stopwatch_counts_training_only_and_resumes(monkeypatch):

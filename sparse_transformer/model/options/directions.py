@@ -4,6 +4,7 @@ Queries are projected onto directions: random vectors of each layer, or
 centroids of clusters, which are parameters. Some patterns' keys are queries.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -45,8 +46,9 @@ class Directions(Option):
 
     def draw(num):
       rng_of_num = jax.random.fold_in(rng, num)
-      drawn = jax.random.normal(rng_of_num, (*shape, num, config.head_width))
-      return drawn / np.sqrt(config.head_width)
+      size = *shape, num, config.head_width
+      drawn = jax.random.normal(rng_of_num, size, jnp.float32)
+      return drawn / math.sqrt(config.head_width)
 
     centroids = {str(num): draw(num) for num in nums}
     return dict(centroids=centroids) if nums else {}

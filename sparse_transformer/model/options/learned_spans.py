@@ -26,7 +26,7 @@ class LearnedSpans(Option):
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     shape = self.config.num_layers, self.config.num_heads
-    return dict(spans=jnp.zeros(shape))
+    return dict(spans=jnp.zeros(shape, jnp.float32))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     found, shares_H = map(spans.span_of, layer.patterns), layer.own["spans"]

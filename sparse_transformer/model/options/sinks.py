@@ -19,7 +19,7 @@ class Sinks(Option):
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     shape = self.config.num_layers, self.config.num_heads
-    return dict(sinks=jnp.zeros(shape))
+    return dict(sinks=jnp.zeros(shape, jnp.float32))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     sinks = dict(sinks_H=layer.own["sinks"])

@@ -163,6 +163,8 @@ class Checkpoints:
   def _bits(self) -> dict[int, float]:
     """The bits on validation data of each saved step that was validated."""
     found = {x: self.describe(x).get("validation") for x in self.steps()}
+    if found.keys() != {*self.steps()}:  # a run has just deleted some
+      return self._bits()
     return {step: bits for step, bits in found.items() if bits is not None}
 
   def save(self, state: State, validation: float | None = None) -> None:

@@ -47,7 +47,7 @@ def evaluate(
   Returns:
     What is scored, with `Tally.summary`, as JSON values. If `check_stop` raises
     `Stopped`, it covers the windows scored until then, has `complete` false,
-    and is not saved.
+    and is not saved. If it cannot be written, `unsaved` says why.
 
   Raises:
     ValueError: the split or the context does not exist.
@@ -85,7 +85,10 @@ def evaluate(
   except Stopped:
     return about | tally.summary() | dict(complete=False)
   result = about | summary | _details(source, request.split, tally)
-  _save(experiment, checkpoints, result, tally.means())
+  try:
+    _save(experiment, checkpoints, result, tally.means())
+  except OSError as error:  # in the run of somebody else
+    result["unsaved"] = str(error)
   return result
 
 

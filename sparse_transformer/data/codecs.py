@@ -63,7 +63,7 @@ class Text(Codec):
     if (at := data.find(self.separator)) >= 0:
       raise ValueError(
         f"{path} has byte {self.separator} at {at:,}, which data.documents=True"
-        " puts after each file; leave it False"
+        " puts after each file; leave it False, or the byte out"
       )
     return np.frombuffer(data + bytes([self.separator]), np.uint8)
 

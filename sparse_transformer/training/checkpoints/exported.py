@@ -78,6 +78,8 @@ def load(path: str | os.PathLike) -> Exported:
     metadata = file.metadata() or {}
   if not {"config", "crc32"} <= metadata.keys():
     raise ValueError(f"{path} is not a file of sparse_transformer.export")
+  if others := [name for name, x in arrays.items() if x.dtype != np.float32]:
+    raise ValueError(f"{path}: {', '.join(others[:3])} must be float32")
   if metadata.pop("crc32") != _crc32(arrays, metadata):
     with files.blame(path):
       raise ValueError("its CRC-32 differs")

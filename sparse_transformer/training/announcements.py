@@ -20,6 +20,8 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import Limit
 
+Path = str | os.PathLike
+
 
 def introduce(
   experiment: Experiment, workdir: object, limit: Limit | None
@@ -106,18 +108,13 @@ def origin(start: Mapping[str, Any]) -> str:
   return line
 
 
-def end(
-  experiment: Experiment,
-  workdir: str | os.PathLike,
-  file: str | os.PathLike | None = None,
-) -> str:
+def end(experiment: Experiment, workdir: Path, file: Path | None) -> str:
   """A line about a complete run: its best validation, and what to do next."""
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
   ours = all(x.__module__.startswith("sparse_") for x in known.values())
-  registers = [f"--config={file}"] if file and not ours else []
-  words = "python", "eval.py", f"--workdir={workdir}", *registers
-  command = shlex.join(words)
+  words = ["python", "eval.py", f"--workdir={workdir}"]
+  command = shlex.join(words + [f"--config={file}"] * bool(file and not ours))
   if not lines:
     return f"to evaluate: {command}"
   best = min(lines, key=lambda x: x["bits_per_dim"])

@@ -2,7 +2,6 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import Self
 
 import jax
 
@@ -50,7 +49,7 @@ class Profile:
         jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
         self._is_tracing = True
 
-  def __enter__(self) -> Self:
+  def __enter__(self) -> "Profile":
     return self
 
   def __exit__(self, *_: object) -> None:

@@ -23,9 +23,7 @@ from sparse_transformer.data.sources import (
 )
 
 HELD_OUT = 2_000  # training images for validation: as in Child et al. 2019
-# The seed of which ones, in the code of Jun et al. 2020
-# (https://github.com/openai/distribution_augmentation).
-DISTAUG_SEED = 11172018
+SEED = 11172018  # of which ones, in github.com/openai/distribution_augmentation
 CLASSES = (
   *("airplane", "automobile", "bird", "cat", "deer"),
   *("dog", "frog", "horse", "ship", "truck"),
@@ -43,8 +41,7 @@ def cifar10(config: ConfigDict) -> Images:
 @register("cifar10_distaug")
 def cifar10_distaug(config: ConfigDict) -> Images:
   """CIFAR-10 with the validation images of Jun et al. 2020."""
-  found = _opened(config, lambda x: x["image"], DISTAUG_SEED)
-  return Images((32, 32, 3), 256, *found)
+  return Images((32, 32, 3), 256, *_opened(config, lambda x: x["image"], SEED))
 
 
 @register("cifar10_gray")
@@ -67,35 +64,24 @@ def root(data_dir: str) -> pathlib.Path:
   return files.from_config(data_dir or default)
 
 
-def _opened(config, example, seed=None):
-  """Functions that return the examples of the splits, and their files.
-
-  With a seed, validation images are drawn by their numbers in CIFAR-10's files.
-  """
+def _opened(config, example, seed=0):
+  """Functions that return the examples of the splits, and their files."""
 
   @functools.cache
   def load():
+    from tensorflow_datasets.core.hashing import Hasher
+
     folder = newest(config.path)
     train, test = (read(folder, split, example) for split in ("train", "test"))
-    order = np.random.RandomState(seed or 0).permutation(len(train))
-    if seed:
-      order = _places(len(train))[order]
+    order = np.random.RandomState(seed).permutation(len(train))
+    if seed:  # builders order records by the hash of the image's number
+      hashes = [*map(Hasher("train").hash_key, range(len(train)))]
+      order = np.argsort(np.argsort(hashes))[order]
     part = lambda chosen: Lazy(len(chosen), lambda i: train[chosen[i]])
     validation, rest = map(np.sort, np.split(order, [HELD_OUT]))
     return dict(train=part(rest), validation=part(validation), test=test)
 
   return load, lambda: sorted(newest(config.path).glob("*.array_record-*"))
-
-
-def _places(number):
-  """Where the training images of CIFAR-10's files are, in their order, [n].
-
-  Both builders write a record in the order of the hash of its image's number.
-  """
-  from tensorflow_datasets.core.hashing import Hasher
-
-  hashes = map(Hasher("train").hash_key, range(number))
-  return np.argsort(np.argsort(np.array([*hashes], object)))
 
 
 def newest(data_dir: str) -> pathlib.Path:

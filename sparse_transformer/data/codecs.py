@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import pathlib
+import re
 import warnings
 from collections.abc import Iterable
 
@@ -58,21 +59,18 @@ class Text(Codec):
   symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    if self.separator is None:
-      return np.frombuffer(data, np.uint8)
-    if (at := data.find(self.separator)) >= 0:
+    end = b"" if self.separator is None else bytes([self.separator])
+    if end and (at := data.find(end)) >= 0:
       raise ValueError(
         f"{path} has byte {self.separator} at {at:,}, which data.documents=True"
         " puts after each file; leave it False, or the byte out"
       )
-    return np.frombuffer(data + bytes([self.separator]), np.uint8)
-
-  def read(self, path: pathlib.Path) -> np.ndarray:
-    symbols = super().read(path)
-    if self.separator is None and not symbols.all():
-      place = f"warning: files in {path.parent} have zero bytes, unlike text"
-      files.tell(f"{place}: leave out archives and pictures")
-    return symbols
+    if kind := files.kind(data):
+      files.tell(
+        f"warning: files in {path.parent} have {kind}, unlike text: unpack or"
+        " convert archives and pictures, or leave them out"
+      )
+    return np.frombuffer(data + end, np.uint8)
 
   def encode(self, sequences: Rows) -> bytes:
     return RULE.join(map(bytes, sequences))
@@ -82,18 +80,25 @@ class JsonLines(Text):
   """The field `text` of records, a newline or the separator after each."""
 
   def read(self, path: pathlib.Path) -> np.ndarray:
-    rows = [np.zeros(0, np.uint8)]
+    rows, halves = [np.zeros(0, np.uint8)], 0
     end = b"\n" if self.separator is None else b""
-    for number, line in enumerate(files.read(path).split(b"\n"), start=1):
+    data = files.read(path)
+    for number, line in enumerate(data.split(b"\n"), start=1):
       place = pathlib.Path(f"{path}, line {number}")
       try:
-        text = json.loads(line)["text"].encode() if line.strip() else None
+        if not line.strip():
+          continue
+        text = json.loads(line)["text"]
+        text, found = re.subn("[\ud800-\udfff]", "\ufffd", text)
       except Exception as error:
         raise ValueError(
-          f"{place} is not JSON with a text in its field 'text': {error}"
+          f"{place} is not JSON with a text in its field 'text', as each line"
+          f" must be: {files.kind(data) or error}"
         ) from None
-      if text is not None:
-        rows.append(self.decode(text + end, place))
+      rows.append(self.decode(text.encode() + end, place))
+      halves += found
+    if halves:
+      files.tell(f"{path}: {halves:,} halves of characters became U+FFFD")
     return np.concatenate(rows)
 
 
@@ -108,7 +113,7 @@ class Letters(Text):
   symbols = "space, a to z"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    letters = np.frombuffer(data, np.uint8)
+    letters = np.frombuffer(data.removesuffix(b"\n"), np.uint8)
     return _look_up(letters, LETTERS, path, "a to z and the space")
 
   def encode(self, sequences: Rows) -> bytes:
@@ -143,12 +148,12 @@ class Fasta(Codec):
     return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    lines = [line.strip() for line in data.split(b"\n")]
+    lines = [x.strip() for x in data.removeprefix(b"\xef\xbb\xbf").splitlines()]
     lines = [line for line in lines if line and not line.startswith(b";")]
     if not lines or not lines[0].startswith(b">"):
       raise ValueError(
-        f"{path} is not a FASTA file: its first line does not start with >; add"
-        " a header line or choose another data.name"
+        f"{path} is not a FASTA file, but {files.kind(data) or 'other text'};"
+        " its first line must start with >: add one or choose another data.name"
       )
     end = b"" if self.separator is None else b"\n"
     parts = (end if line.startswith(b">") else line for line in lines[1:])

@@ -8,10 +8,11 @@ import gzip
 import lzma
 import os
 import pathlib
+import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,16 @@ from sparse_transformer import atomic
 OPENERS: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 BLOCK = 2**24  # bytes read at once
 LARGEST = 2**36  # bytes of a file that is read as a whole, not mapped
+# What other kinds of files begin with.
+KINDS = re.compile(
+  rb"(?s)(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)|(?P<Parquet>PAR1)"
+  rb"|(?P<gzip>\x1f\x8b)|(?P<zip>PK\x03\x04)|(?P<UTF16>\xff\xfe|\xfe\xff)"
+)
+NO_DATA = ("~", ".bak", ".part", "__MACOSX", "Thumbs.db", "token_bytes.npy")
+SPLIT_OF = dict(train="train", training="train", test="test")  # by its names
+SPLIT_OF |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
+NAME = f"(?i:({'|'.join(SPLIT_OF)}))"
+WORD = re.compile(rf"(?<![a-zA-Z0-9]){NAME}(?![a-zA-Z])")
 
 
 @contextlib.contextmanager
@@ -37,8 +48,8 @@ def blame(what: pathlib.Path | str) -> Iterator[None]:
       raise
     reason = " ".join(str(error).split())  # on one line
     raise ValueError(
-      f"{what} is damaged or truncated, or of a kind that is not read:"
-      f" {reason or type(error).__name__}"
+      f"{what} is damaged or truncated, or of a kind that is not read; get it"
+      f" again, or convert it: {reason or type(error).__name__}"
     ) from error
 
 
@@ -65,27 +76,43 @@ def check_path(path: str) -> pathlib.Path:
   return found
 
 
+def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
+  """Warns that files in a place are joined, whose names tell splits."""
+  words = {SPLIT_OF[x.lower()]: y for y in names for x in WORD.findall(y)}
+  if len(words) > 1:
+    tell(
+      f"warning: {place} has {', '.join(words.values())}, but is split by"
+      " data.fractions; in a folder, give them the names train, val and test"
+    )
+
+
 def is_hidden(name: str) -> bool:
-  """Whether a file or folder is not data: .git, .DS_Store, ._a.txt."""
-  return name.startswith(".") or name in ("__MACOSX", "token_bytes.npy")
+  """Whether the name of a file or folder is not of data: .git, ._a.txt."""
+  return name.startswith(".") or name.endswith(NO_DATA)
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
   """Whether a file has one of these suffixes, compressed or not; "" is any."""
-  names = [suffix.lower() for suffix in path.suffixes]
-  while names and names[-1] in (*OPENERS, ".zip"):
-    names.pop()
-  return "" in suffixes or bool(names) and names[-1] in suffixes
+  if _is_packed(path):
+    return has_suffix(path.with_suffix(""), *suffixes)
+  return "" in suffixes or path.suffix.lower() in suffixes
+
+
+def _is_packed(path):
+  return path.suffix.lower() in (*OPENERS, ".zip")
 
 
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """The file, or all files below a folder that have a suffix, in order.
 
-  Links are followed, to each folder once. FileNotFoundError if there are none.
+  A compressed copy of another file is left out. FileNotFoundError if there are
+  none.
   """
   if not path.is_dir():
     return [path]
-  found = sorted(x for x in _below(path) if has_suffix(x, *suffixes))
+  every = {*below(path)}
+  copies = {x for x in every if _is_packed(x) and x.with_suffix("") in every}
+  found = sorted(x for x in every - copies if has_suffix(x, *suffixes))
   if not found:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
     raise FileNotFoundError(
@@ -94,7 +121,9 @@ def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   return found
 
 
-def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """The files below a folder; links are followed, to each folder once."""
+
   def fail(error: OSError) -> None:
     raise error
 
@@ -107,13 +136,23 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     yield from (pathlib.Path(parent, x) for x in shown)
 
 
+class Mapped(np.memmap):
+  """The array of a file, which must not become shorter than it was."""
+
+  def __getitem__(self, key: Any) -> Any:
+    file: Any = self._mmap  # type: ignore[attr-defined]
+    if file and file.size() < len(file):  # reading on would end the process
+      raise OSError(f"{self.filename} has become shorter since it was opened")
+    return super().__getitem__(key)
+
+
 def map_array(path: pathlib.Path) -> np.ndarray:
   """Maps the array in a .npy file, or the uint16 in any other, into memory."""
   atomic.size(path)
   with blame(path):
-    if path.suffix != ".npy":
-      return np.asarray(np.memmap(path, "<u2", mode="r"))
-    return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    if path.suffix == ".npy":
+      return np.lib.format.open_memmap(path, mode="r").view(Mapped)
+    return np.memmap(path, "<u2", mode="r").view(Mapped)
 
 
 def read(path: pathlib.Path) -> bytes:
@@ -132,10 +171,15 @@ def read(path: pathlib.Path) -> bytes:
       archive = zipfile.ZipFile(raw)
       is_shown = lambda name: not any(map(is_hidden, name.split("/")))
       names = sorted(filter(is_shown, archive.namelist()))
+      check_names(path, names)
       return b"".join(map(archive.read, names))  # b"" for a folder
-    if suffix in OPENERS:
-      return OPENERS[suffix](raw).read()
-    return raw.read()
+    return (OPENERS[suffix](raw) if suffix in OPENERS else raw).read()
+
+
+def kind(data: bytes) -> str:
+  """What the contents of a file have that text does not have, or ""."""
+  found = KINDS.match(data)
+  return f"{found.lastgroup} data" if found else "zero bytes" * (b"\0" in data)
 
 
 def crc32(*paths: pathlib.Path) -> int:

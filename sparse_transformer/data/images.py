@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import itertools
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -51,11 +52,6 @@ def imagenet64(config: ConfigDict) -> Images:
   def load():
     files.check_path(config.path)
     train, test = map(_open_array, paths)
-    if len(train) <= IMAGENET64_HELD_OUT:
-      raise ValueError(
-        f"{len(train)} training images must be more than the"
-        f" {IMAGENET64_HELD_OUT:,} that are held out for validation"
-      )
     train, validation = np.split(train, [-IMAGENET64_HELD_OUT])
     return dict(train=train, validation=validation, test=test)
 
@@ -66,14 +62,13 @@ def imagenet64(config: ConfigDict) -> Images:
 def any_images(config: ConfigDict) -> Images:
   """PNG or JPEG files of one size in a folder, or the images of a .npy file."""
   path = files.check_path(config.path)
-  if path.suffix == ".npy":
-    array = _open_array(path)
-    arrays = splits.divide({"": array}, config.fractions, "images")
-    return Images(array.shape[1:], 256, lambda: arrays, lambda: [path])
+  names = (x.name for x in path.glob("*.npy"))
+  if path.suffix == ".npy" or any(map(splits.FILE.fullmatch, names)):
+    return _of_arrays(splits.listed(path, ".npy"), config.fractions)
   found = splits.listed(path, ".png", ".jpg", ".jpeg", by_file=False)
+  every = [*dict.fromkeys(itertools.chain(*found.values()))]
+  shape = _geometry(first := every[0])
   parts = splits.divide(found, config.fractions, "images")
-  every = [*dict.fromkeys(itertools.chain(*parts.values()))]
-  shape = _geometry(first := parts["train"][0])
 
   @functools.cache
   def load():
@@ -96,6 +91,19 @@ def any_images(config: ConfigDict) -> Images:
   return Images(shape, 256, load, lambda: every)
 
 
+def _of_arrays(found, fractions):
+  """The images of .npy files, whose splits are found by their names."""
+  arrays = {x: _open_array(x) for x in itertools.chain(*found.values())}
+  shape, *others = {x.shape[1:] for x in arrays.values()}
+  if others:
+    names = ", ".join(map(str, arrays))
+    raise ValueError(f"{names} have images of different sizes; give them one")
+  join = lambda x: np.concatenate(x) if len(x) > 1 else x[0]
+  joined = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
+  parts = splits.divide(joined, fractions, "images")
+  return Images(shape, 256, lambda: parts, lambda: [*arrays])
+
+
 @contextlib.contextmanager
 def _opened(path: pathlib.Path) -> Iterator[Any]:
   """A picture, turned as the camera that took it was held."""
@@ -112,9 +120,13 @@ def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
   """The shape of a picture, of which only the header is read."""
   with _opened(path) as image:
     mode, (columns, rows) = image.mode, image.size
+    # Pillow drops a transparent color, and the lower half of 16 bits.
+    mode += "A" * ("transparency" in image.info)
+    stored = [x[3] for x in getattr(image, "tile", ())]
+    mode += ";16" * (mode == "RGB" and ";16" in str(stored))
   if mode not in CHANNELS:
     raise ValueError(
-      f"{path} has the color mode {mode}; convert it to RGB or to 8-bit gray"
+      f"{path} has the color mode {mode}; convert it to RGB or gray of 8 bits"
     )
   return rows, columns, CHANNELS[mode]
 
@@ -122,6 +134,9 @@ def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
 def _open_array(path: pathlib.Path) -> np.ndarray:
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
+  side = math.isqrt(math.prod(array.shape[1:]) // 3)
+  if array.shape[1:] == (3 * side**2,):  # flat and square
+    array = array.reshape(-1, side, side, 3)
   shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
   is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size
   if array.dtype != np.uint8 or not is_sound:

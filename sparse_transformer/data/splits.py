@@ -9,17 +9,11 @@ from typing import Any
 from sparse_transformer.data import files
 
 SPLITS = ("train", "validation", "test")
-# The names of folders that hold a split. A file has one before its suffixes,
-# maybe after other words and before a number: wiki.train-00001-of-00004.txt
-NAMES = {
-  **dict(train="train", training="train"),
-  **dict(val="validation", valid="validation", validation="validation"),
-  **dict(test="test"),
-}
-NAME = f"(?i:({'|'.join(NAMES)}))"
-FOLDER = re.compile(rf"{NAME}()")
+# A folder that holds a split is named so. A file has the name before its
+# suffixes, maybe after other words and before a number: wiki.train-1-of-4.txt
+FOLDER = re.compile(rf"{files.NAME}()")
 FILE = re.compile(
-  rf"(?:.*[._-])?{NAME}([._-]\d+(?:[._-](?i:of)[._-]\d+)?)?(?:\..*)?"
+  rf"(?:.*[._-])?{files.NAME}([._-]\d+(?:[._-](?i:of)[._-]\d+)?)?(?:\..*)?"
 )
 Paths = tuple[pathlib.Path, ...]
 
@@ -34,30 +28,32 @@ def listed(
   and how many files are not read. Raises ValueError if two names stand for a
   split, FileNotFoundError if training or validation has no files.
   """
+  if not path.is_dir():
+    return {"": (path,)}
   places = _named(path, suffixes if by_file else ()) or {"": [path]}
   find = lambda place: files.find(place, *suffixes)
   found = {k: tuple(itertools.chain(*map(find, x))) for k, x in places.items()}
-  others = {*files.find(path, "")} - {*itertools.chain(*found.values())}
+  others = {*files.below(path)} - {*itertools.chain(*found.values())}
   if others:
-    files.tell(
-      f"{path}: {len(others):,} files are not read, such as {min(others).name}"
-    )
+    number, first = len(others), min(others).name
+    files.tell(f"{path}: files that are not read: {number:,}, such as {first}")
+  files.check_names(path, (str(x.relative_to(path)) for x in found.get("", ())))
   return found
 
 
 def _named(folder, suffixes):
   """{split: its folder or files}, in the order of `SPLITS`; {} without them."""
   found: dict[str, dict[pathlib.Path, str]] = {}
-  for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+  for path in sorted(folder.iterdir()):
     is_data = path.is_dir() or files.has_suffix(path, *suffixes)
     match = (FOLDER if path.is_dir() else FILE).fullmatch(path.name)
     if is_data and match and not files.is_hidden(path.name):
-      found.setdefault(NAMES[match[1].lower()], {})[path] = match[2]
+      found.setdefault(files.SPLIT_OF[match[1].lower()], {})[path] = match[2]
   for numbers in found.values():
     if len(numbers) > 1 and not all(numbers.values()):
       first, second, *_ = numbers
       raise ValueError(
-        f"{first} and {second} are both there; remove or rename one of them"
+        f"{first} and {second} are both there; rename or move one of them"
       )
   for split, name in dict(train="train", validation="val").items():
     if found and split not in found:

@@ -32,7 +32,7 @@ def any_bytes(config: ConfigDict) -> Stream:
 def jsonl(config: ConfigDict) -> Stream:
   """The bytes of the field `text` of all records of JSON Lines files."""
   codec = codecs.JsonLines(0 if config.documents else None)
-  return _from_path(config, codec, ".jsonl")
+  return _from_path(config, codec, ".jsonl", ".ndjson")
 
 
 @register("fasta")
@@ -136,11 +136,12 @@ def labelled(config: ConfigDict) -> Sequences:
   depth = 0 if "" in found else 1
   groups = {split: _by_class(path, depth, x) for split, x in found.items()}
   classes, *others = map(tuple, groups.values())
-  if len(classes) < 2 or {*others} - {classes}:
+  is_clear = all(map(str.isprintable, classes))
+  if len(classes) < 2 or {*others} - {classes} or not is_clear:
     there = (f"{k} {', '.join(x) or 'none'}" for k, x in groups.items())
     raise ValueError(
       f"{path} needs a folder for each of at least 2 classes, the same in all"
-      f" splits; it has {'; '.join(there).strip()}"
+      f" splits, with names in UTF-8; it has {'; '.join(there).strip()}"
     )
 
   @functools.cache

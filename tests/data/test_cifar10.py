@@ -161,7 +161,7 @@ def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
   assert sorted(found["test"]) == sorted(in_order(builder.TEST_FILES))
   train = found["train"] + found["validation"]
   assert sorted(train) == sorted(in_order(builder.TRAIN_FILES))
-  drawn = np.random.RandomState(cifar10.DISTAUG_SEED).permutation(40)[:6]
+  drawn = np.random.RandomState(cifar10.SEED).permutation(40)[:6]
   every = in_order(builder.TRAIN_FILES)
   validation = rows(tmp_path, "validation", "cifar10_distaug")
   assert sorted(validation) == sorted(every[i] for i in drawn)

@@ -79,10 +79,16 @@ def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
     assert word in str(error.value)
 
 
-def test_bases_of_all_records():
-  text = b">one first\nACGT\nacgu\r\n\n>two\n;comment\nTT\n"
-  found = codecs.Fasta().decode(text, "x.fasta")
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_bases_of_all_records(end):
+  text = b"\xef\xbb\xbf>one\nACGT\nacgu\n\n>two\n;comment\nTT\n"
+  found = codecs.Fasta().decode(text.replace(b"\n", end), "x.fasta")
   np.testing.assert_array_equal(found, [0, 1, 2, 3, 0, 1, 2, 3, 3, 3])
+
+
+def test_letters_may_end_in_a_newline_of_an_editor():
+  codec = codecs.Letters()
+  assert codec.encode([codec.decode(b"the end\n", "prompt")]) == b"the end"
 
 
 def test_separator_follows_each_document(tmp_path):

@@ -1,15 +1,18 @@
 """Tests of files.py: which there are; compressed, damaged, special ones."""
 
 import bz2
+import functools
 import gzip
 import lzma
 import os
 import zlib
 
+import numpy as np
 import pytest
 import small_data
 from small_data import TEXT
 
+from sparse_transformer import data
 from sparse_transformer.data import files
 
 COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
@@ -91,6 +94,51 @@ def test_files_of_a_folder(tmp_path):
   assert len(files.find(inside, "")) == 9
   with pytest.raises(FileNotFoundError, match="no file that ends in .x, .y;"):
     files.find(inside, ".x", ".y")
+
+
+def test_copies_are_no_other_data(tmp_path):
+  for name in "b.txt", "b.txt.gz", "c.txt.gz", "b.txt~", "c.part", "Thumbs.db":
+    (tmp_path / name).touch()
+  assert [x.name for x in files.find(tmp_path, "")] == ["b.txt", "c.txt.gz"]
+
+
+@pytest.mark.parametrize(
+  "kind, content",
+  [
+    ("Zstandard", b"\x28\xb5\x2f\xfd$\x05"),
+    ("gzip", gzip.compress(b"text")),
+    ("zip", b"PK\x03\x04"),
+    ("tar", b"a" * 257 + b"ustar"),
+    ("Parquet", b"PAR1"),
+    ("UTF16", "text".encode("utf-16")),
+  ],
+)
+def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
+  (tmp_path / "x.txt").write_bytes(content * 9)
+  config = functools.partial(small_data.config, path=tmp_path / "x.txt")
+  assert small_data.contents(data.source(config("bytes"))) == content * 9
+  line = f"files in {tmp_path} have {kind} data, unlike text: unpack or convert"
+  assert line in capfd.readouterr().err
+  for name, phrase in ("jsonl", "line must be: "), ("fasta", "file, but "):
+    with pytest.raises(ValueError, match=f"{phrase}{kind} data"):
+      data.source(config(name)).load()
+
+
+@pytest.mark.parametrize(
+  "name, suffix", [("tokens", "bin"), ("tokens", "npy"), ("images", "npy")]
+)
+def test_file_that_becomes_shorter_is_an_error(tmp_path, name, suffix):
+  """Reading what is no longer there would end the process, without a line."""
+  path, array = tmp_path / f"x.{suffix}", np.ones((20, 64, 64), np.uint8)
+  array = array if name == "images" else array.ravel()
+  array.tofile(path) if suffix == "bin" else np.save(path, array)
+  source = data.source(small_data.config(name, path))
+  batches = data.batches(source.examples("train"), 4, seed=0)
+  assert batches[0].sum()
+  os.truncate(path, 4096)
+  for read in (lambda: batches[1], lambda: [*source.windows("test")]):
+    with pytest.raises(OSError, match=f"{path} has become shorter"):
+      read()
 
 
 def test_checksum_covers_all_files_in_turn(tmp_path):

@@ -1,5 +1,7 @@
 """Tests of images.py: which images are in which split."""
 
+import base64
+
 import numpy as np
 import PIL.Image
 import pytest
@@ -38,6 +40,24 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
   ):
     found = np.stack(list(source.examples(split)))
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
+
+
+def test_arrays_are_splits_by_their_names(tmp_path, arrays, capfd):
+  train, valid = arrays
+  np.save(tmp_path / "imagenet64-train.npy", train.reshape(len(train), -1))
+  np.save(tmp_path / "imagenet64-valid.npy", valid)
+  source = data.source(config("images", tmp_path))
+  assert source.shape == (64, 64, 3)
+  for split, expected in ("train", train), ("validation", valid):
+    found = np.stack(list(source.examples(split)))
+    np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
+  assert source.load()["test"] is source.load()["validation"]
+  err = capfd.readouterr().err
+  assert "no test: imagenet64-valid.npy is used, as for validation" in err
+  assert "files that are not read: 2, such as train_64x64.npy" in err
+  np.save(tmp_path / "imagenet64-valid.npy", valid[:, :9])
+  with pytest.raises(ValueError, match="valid.npy have images of different"):
+    data.source(config("images", tmp_path))
 
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (12, 5, 4, 3), np.uint8)
@@ -85,6 +105,22 @@ def test_photo_is_turned_as_the_camera_was_held(tmp_path):
   assert source.shape == (16, 8, 1)
   image = source.examples("train")[0].reshape(16, 8)
   assert image[:8].min() > 250 and image[8:].max() < 5
+
+
+# A pixel, RGB of 16 bits, which Pillow reads and does not write.
+DEEP = (
+  "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABEAIAAADA54+dAAAAC0lEQVR4nGNgAAMAAAcAAb"
+  "KGrPQAAAAASUVORK5CYII="
+)
+
+
+def test_picture_that_would_lose_something_is_rejected(tmp_path):
+  PIL.Image.new("RGB", (4, 5)).save(tmp_path / "0.png", transparency=(0, 0, 0))
+  with pytest.raises(ValueError, match="0.png has the color mode RGBA; conv"):
+    data.source(config("images", tmp_path))
+  (tmp_path / "0.png").write_bytes(base64.b64decode(DEEP))
+  with pytest.raises(ValueError, match="0.png has the color mode RGB;16; conv"):
+    data.source(config("images", tmp_path))
 
 
 def test_unsound_picture_is_an_error_that_names_it(tmp_path):

@@ -45,11 +45,12 @@ SOURCES = {
   "images": ".png",
   "labelled": ".txt",
 }
-FOLDERS = ("train/a", "val/a", "test/a"), ("Training/a", "valid/b/a", "TEST/a")
+FOLDERS = ("train/a", "dev/a", "test/a"), ("Training/a", "valid/b/a", "TEST/a")
 FILES = (
   ("train", "valid", "test"),
   ("training", "validation", "test"),
   ("wiki.train", "wiki.val", "wiki.test"),
+  ("en-train", "dev", "test"),
   ("Train-00000-of-00002", "small_validation_7", "test"),
 )
 
@@ -104,7 +105,28 @@ def test_files_that_are_not_read_are_counted(tmp_path, capfd):
   for name in ("train.txt", "val.txt", "test.txt", "README.md", "b/c.txt"):
     write(tmp_path / name, 1)
   data.source(config("bytes", tmp_path)).load()
-  assert "2 files are not read, such as README.md" in capfd.readouterr().err
+  line = "files that are not read: 2, such as README.md\n"
+  assert line in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "names",
+  [("train_x.txt", "test_x.txt"), ("a/train", "a/dev"), ("a/train", "b/test")],
+)
+@pytest.mark.parametrize("archive", ["", "all.zip"])
+def test_names_of_splits_that_are_joined_are_told(
+  tmp_path, names, archive, capfd
+):
+  if archive:
+    small_data.write_zip(tmp_path / archive, dict.fromkeys(names, "a" * 40))
+  else:
+    [write(tmp_path / name, 1) for name in names]
+  data.source(config("bytes", tmp_path / archive)).load()
+  err = capfd.readouterr().err
+  assert all(name in err for name in names), err
+  assert (
+    "split by data.fractions; in a folder, give them the names train" in err
+  )
 
 
 @pytest.mark.parametrize(
@@ -112,7 +134,7 @@ def test_files_that_are_not_read_are_counted(tmp_path, capfd):
   [
     (["train.txt", "train/a", "val/a"], "train and .*train.txt are both there"),
     (["train.txt", "train.txt.raw", "val.txt"], "train.txt.raw are both there"),
-    (["train/a", "val/a", "valid/a"], "val and .*valid are both there; remove"),
+    (["train/a", "val/a", "valid/a"], "val and .*valid are both there; rename"),
     (["train.txt", "b/a"], "has train.txt, but no val; add it, or rename"),
     (["wiki.test.txt", "b"], "has wiki.test.txt, but no train; add"),
     (["test/a", "b"], "has test, but no train; add it, or rename"),

@@ -121,7 +121,7 @@ def test_records_are_read_as_bytes(tmp_path):
 
 
 NONE = b"the fox", b"[" * 100_000, b'"text"', b'{"text": 3}', b"3", b"[{}]"
-NONE += b'{"text": "\xff"}', b'{"text": "\\ud800"}', b'{"body": "a"}'
+NONE += b'{"text": "\xff"}', b'{"body": "a"}'
 
 
 @pytest.mark.parametrize(
@@ -137,6 +137,15 @@ def test_line_that_is_no_record_is_named(tmp_path, line, message):
   source = data.source(config("jsonl", tmp_path, documents=True))
   with pytest.raises(ValueError, match=f"x.jsonl, {message}"):
     source.examples("train")
+
+
+def test_half_a_character_becomes_another_one(tmp_path, capfd):
+  lines = '{"text": "a\\ud83d"}', '{"text": "\\ud83d\\ude00\\ude00"}'
+  (tmp_path / "x.jsonl").write_text("\n".join(lines))
+  text = contents(data.source(config("jsonl", tmp_path))).decode()
+  assert text == "a\ufffd\n\U0001f600\ufffd\n"
+  line = "x.jsonl: 2 halves of characters became U+FFFD"
+  assert line in capfd.readouterr().err
 
 
 # Files with labels.
@@ -184,6 +193,11 @@ def test_folders_of_splits_have_the_same_classes(tmp_path):
   assert [len(source().examples(x)) for x in data.SPLITS] == [28] * 3
   digest = source().digest()
   assert digest["examples"] == 28 and digest == source().digest()
+  latin = tmp_path / "test" / os.fsdecode(b"caf\xe9")
+  (tmp_path / "test" / "no").rename(latin)
+  with pytest.raises(ValueError, match="names in UTF-8; .* test caf.*, yes"):
+    source()
+  latin.rename(tmp_path / "test" / "no")
   (tmp_path / "test" / "yes" / "00.txt").write_bytes(b"abd")
   assert source().digest() != digest
   write_classes(tmp_path / "test", {"more": TEXTS["yes"]})

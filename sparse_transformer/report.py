@@ -210,7 +210,8 @@ def _config(config):
   changed = [row for row in rows if row[1] != row[2]]
   others = _table(("field", "value"), [x[:2] for x in rows if x not in changed])
   table = _table(("field", "value", "default"), changed)
-  return f"{table}<details><summary>Defaults</summary>{others}</details>"
+  folded = f"<summary>Fields with their defaults</summary>{others}"
+  return f"{table}<details>{folded}</details>"
 
 
 # Parts of the page.

@@ -95,8 +95,8 @@ def factorize(
     window: number of keys of local attention.
     width: positions in a summary.
     num_summaries: how many are distinct; head h has number h % num_summaries.
-    head: index of the head. length: positions in a sequence, which `nanochat`
-    requires.
+    head: index of the head.
+    length: positions in a sequence, which `nanochat` requires.
 
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")

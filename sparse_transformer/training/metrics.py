@@ -166,8 +166,9 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, incomplete lines, and the run's end. At step
-  0, also its start, which is noted again.
+  """Drops the lines after a step, incomplete lines, and the run's end.
+
+  At step 0, also its start, which is noted again.
   """
   kept = read(path.parent) if path.exists() else []
   again = {"end"} if step else {"end", "start"}

@@ -1,7 +1,7 @@
 """ImageNet 64 x 64, 152M parameters: the follow-up's schedule.
 
-Paper row: none in Child et al. 2019; its network as preset i64_150m of the
-follow-up's released code (Jun et al. 2020) trains it.
+Paper row: none in Child et al. 2019; preset i64_150m of the follow-up's
+released code (Jun et al. 2020), which trains the paper's network.
 
   python train.py --config=configs/imagenet64_150m.py \\
     --workdir=runs/imagenet64_150m --config.data.path=FOLDER

@@ -251,7 +251,7 @@ def _positions(order, tiles, tile):
 
 
 def _keys(part, layout, device, num_devices, own):
-  """(positions of keys [devices, places], the column there of each tile).
+  """(positions of keys [devices, places], each tile's column among them).
 
   A device has the columns of its tiles. Of columns with other devices'
   positions, it has only the keys that are in a pair.

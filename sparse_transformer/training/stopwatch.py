@@ -30,7 +30,7 @@ def parse_limit(
 
 
 class Stopwatch:
-  """Time spent on training steps, added to that in `metrics.jsonl`.
+  """Time spent on training steps, counted on from `metrics.jsonl`.
 
   It runs from its construction, except in the context `paused`.
   """

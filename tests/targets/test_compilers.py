@@ -5,6 +5,7 @@ import shlex
 import stat
 
 import pytest
+import runs
 
 from configs import digits
 from sparse_transformer.targets import compilers, hardware, rendering
@@ -121,3 +122,14 @@ REPORT = dict(
 def test_rendering(changes, words):
   text = rendering.render(REPORT | dict(programs=[PROGRAM | changes]))
   assert words in text and "Compiled for, not run on" in text
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_status_says_whether_programs_compile(compiles, installed, capsys):
+  program = PROGRAM | dict(compiles=compiles, reason="why")
+  installed(answers(result=REPORT | dict(programs=[program])))
+  words = "sparse_transformer/explain.py", runs.DIGITS, "--target=h100"
+  assert runs.command(*words) == (0 if compiles else 1)
+  out, err = capsys.readouterr()
+  assert "by batched" in out
+  assert compiles or "h100:1x1x1: not every program compiles and fits" in err

@@ -123,7 +123,7 @@ def test_gpu_kernels_spill_no_registers(length, widths, compile_for):
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("widths", [(32, 64), *WIDTHS])
+@pytest.mark.parametrize("widths", [(32, 32), (32, 64), *WIDTHS])
 def test_kernels_of_every_gpu_spill_no_registers(target, widths, compile_for):
   config = attention_of(3_072, *widths)
   (program,), kernels = compile_for(target, config)

@@ -38,13 +38,6 @@ class Sequences:
   causal: bool = True
   window: int = 0  # keys up to the query that it attends to; 0 for all
 
-  def divide(self, x_BLHW: jax.Array) -> jax.Array:
-    """[B blocks, length, columns H, W] from [B, L, H, W]."""
-    b, n, h, w = x_BLHW.shape
-    more = self.blocks * self.length * self.columns - n
-    x = jnp.pad(x_BLHW, ((0, 0), (0, more), (0, 0), (0, 0)))
-    return x.reshape(b * self.blocks, self.length, self.columns * h, w)
-
 
 def divide(part: Pattern, n: int) -> Sequences | None:
   """The sequences in which a part is dense; None if it is not."""
@@ -73,10 +66,10 @@ class Cudnn(contract.Executor):
   def unsupported(self, case: Case) -> str | None:
     if case.others:
       return f"it does not have {', '.join(case.others)}"
-    if case.tile or not case.patterns:
-      return (
-        "its tiles cannot be chosen" if case.tile else "no pattern is given"
-      )
+    if case.tile:
+      return "its tiles cannot be chosen"
+    if not case.patterns:
+      return "no pattern is given"
     for pattern in dict.fromkeys(case.patterns):
       first, *more = pattern.parts()
       found = None if more else divide(first, case.length)
@@ -126,15 +119,18 @@ class Cudnn(contract.Executor):
 
   def _attend(self, plan, q_BLHK, k_BMGK, v_BMGE):
     (b, n, h, k), e = q_BLHK.shape, v_BMGE.shape[-1]
-    width, sequences = -(-max(k, e) // MULTIPLE) * MULTIPLE, plan.tables
-    widen = lambda x: jnp.pad(x, [(0, 0)] * 3 + [(0, width - x.shape[-1])])
-    arrays = (sequences.divide(widen(x)) for x in (q_BLHK, k_BMGK, v_BMGE))
-    window = (sequences.window - 1, 0) if sequences.window else None
+    of, width = plan.tables, -(-max(k, e) // MULTIPLE) * MULTIPLE
+    num = of.blocks * of.length * of.columns
+
+    def divide(x):
+      more = (0, 0), (0, num - n), (0, 0), (0, width - x.shape[-1])
+      return jnp.pad(x, more).reshape(b * of.blocks, of.length, -1, width)
+
     out = jax.nn.dot_product_attention(  # type: ignore[call-overload]
-      *arrays,
+      *map(divide, (q_BLHK, k_BMGK, v_BMGE)),
       scale=plan.scores.factor(k),
-      is_causal=sequences.causal,
-      local_window_size=window,
+      is_causal=of.causal,
+      local_window_size=(of.window - 1, 0) if of.window else None,
       implementation=self.implementation,
     )
-    return out.reshape(b, -1, h, width)[:, :n, :, :e]
+    return out.reshape(b, num, h, width)[:, :n, :, :e]

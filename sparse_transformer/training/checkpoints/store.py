@@ -406,3 +406,14 @@ def _first_line(error: Exception) -> str:
 logging.getLogger("absl").addFilter(
   lambda record: "/orbax/checkpoint/" not in record.pathname
 )
+
+
+def _report(
+  problem: Any, report: Callable[[Any], Any] = sys.unraisablehook
+) -> None:
+  """Passes on what threads print, except that Orbax closed their event loop."""
+  if str(problem.exc_value) != "Event loop is closed":  # as a write failed
+    report(problem)
+
+
+sys.unraisablehook = _report

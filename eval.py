@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from sparse_transformer import cli
+from sparse_transformer import cli, version
 from sparse_transformer.cli import flags
 from sparse_transformer.data import SPLITS
 
@@ -24,21 +24,26 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   contexts = _integers("min_context", args.min_context)
   from sparse_transformer.signals import Signals
+  from sparse_transformer.training.checkpoints.store import Checkpoints
   from sparse_transformer.training.evaluation import evaluations
   from sparse_transformer.training.experiment import open_run, restore
 
-  run = open_run(args.workdir, cli.exact_config())
-  experiment, checkpoints = run
-  requests = [
-    evaluations.Request(args.split, x, args.weights) for x in contexts
-  ]
-  for request in requests:  # finds errors before the work starts
-    experiment.source.windows(request.split, request.min_context)
+  steps = _steps(Checkpoints(args.workdir), args.step)
+  given = cli.overrides(exact=True)
+  opened = [open_run(args.workdir, given, x) for x in steps]
+  runs = {run[0].config: run for run in opened}  # each is compiled once
+  for experiment, _ in runs.values():  # finds errors before the work starts
+    for context in contexts:
+      experiment.source.windows(args.split, context)
   unsaved = None
   with Signals() as signals:
-    for step in _steps(checkpoints, args.step):
+    for step, (experiment, _) in zip(steps, opened, strict=True):
+      run = runs[experiment.config]
       state = restore(*run, step, with_data=True)
-      for request in requests:
+      for context in contexts:
+        command = version.command(step=step, min_context=context)
+        what = args.split, context, args.weights, command
+        request = evaluations.Request(*what)
         result = evaluations.evaluate(*run, state, request, signals.check)
         print(json.dumps(result), flush=True)
         unsaved = unsaved or result.get("unsaved")

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+MAX_JSON = 2**28  # bytes
+
 
 def size(path: pathlib.Path) -> int:
   """The size of a file; ValueError for what may never end, such as a pipe."""
@@ -19,11 +21,21 @@ def size(path: pathlib.Path) -> int:
   return info.st_size
 
 
-def read_json(path: pathlib.Path) -> Any:
-  """Reads a JSON file; raises ValueError if it is not regular, or not JSON."""
-  size(path)
+def read_json(
+  path: pathlib.Path, kind: type = object, lines: bool = False
+) -> Any:
+  """Reads a JSON value, or the list of those in its lines.
+
+  Raises ValueError if the file is no regular one, or no JSON of this kind.
+  """
+  if (found := size(path)) > MAX_JSON:
+    raise ValueError(f"{path} cannot be read: it has {found:,} bytes")
   try:
-    return json.loads(path.read_bytes())
+    text = path.read_bytes()
+    value = [*map(json.loads, text.splitlines())] if lines else json.loads(text)
+    if not isinstance(value, kind):
+      raise ValueError(f"it is no {kind.__name__}")
+    return value
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 

@@ -128,15 +128,13 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
   return on_config(argv)
 
 
-def exact_config() -> schema.Config:
-  """The run's config, its activations in float32 unless a flag sets them.
+def overrides(exact: bool = False) -> dict[str, Any]:
+  """The fields of --config that flags set; if exact, float32 unless they do.
 
   Rounding to bfloat16 may shift bits by as much as published results differ.
   """
-  flag = flags.FLAGS["config"]
-  if "model.dtype" in config_flags.get_override_values(flag):
-    return schema.typed(flag.value)
-  return schema.typed(flag.value).replace(**{"model.dtype": "float32"})
+  found = config_flags.get_override_values(flags.FLAGS["config"])
+  return {"model.dtype": "float32"} | found if exact else found
 
 
 def parse_step(word: str | None) -> int | Literal["best"] | None:
@@ -182,6 +180,8 @@ def _parse(parse, takes_words, argv):
     raise ValueError(
       f"unexpected argument {arguments[1]!r}; settings are --name=value"
     )
+  if twice := [x for x in flags.FLAGS if flags.FLAGS[x].present > 1]:
+    raise ValueError(f"--{twice[0]} is given twice; give it once")
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):
       raise ValueError(f"--{flag.name} is empty; see --help")

@@ -28,7 +28,6 @@ The same command resumes a comparison that was stopped.
 
 import itertools
 import pathlib
-import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -69,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     unit=runs[0]["unit"],
     commit=version.commit(),
     versions=version.packages(),
-    command=f"python -m sparse_transformer.compare {shlex.join(sys.argv[1:])}",
+    command=version.command(),
   )
   first = record.make_record(about, runs)["rows"][0]["choice"]
   trials.score_all([x for x in final if x.choice == first], "test", among)

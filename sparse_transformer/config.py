@@ -136,22 +136,27 @@ def write_config(
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
   if changes:
-    before = path.parent / CHANGES
-    text = before.read_text() if before.exists() else ""
-    line = json.dumps({"step": step, "changes": changes}) + "\n"
-    atomic.write_text(before, text + line)
+    lines = [*read_changes(workdir), (step, changes)]
+    dump = lambda step, changes: json.dumps(dict(step=step, changes=changes))
+    text = "".join(dump(*line) + "\n" for line in lines)
+    atomic.write_text(path.parent / CHANGES, text)
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
   atomic.write_json(path, config.to_dict(), indent=2)
 
 
-def check_finished(workdir: str | os.PathLike, changes: Changes) -> None:
-  """Raises ValueError if changes would only relabel a run with no step left."""
-  if names := [x for x in changes if affects(x) not in FREE]:
-    raise ValueError(
-      f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
-      " that would use it; set more train.steps, or use another --workdir"
-    )
+def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
+  """The changes of a run's config, each with the step after which it holds."""
+  path = pathlib.Path(workdir) / CHANGES
+  lines = atomic.read_json(path, lines=True) if path.exists() else []
+  try:
+    return [
+      (int(line["step"]), {x: (old, new) for x, (old, new) in pairs})
+      for line in lines
+      for pairs in [line["changes"].items()]
+    ]
+  except (TypeError, ValueError, KeyError, AttributeError) as error:
+    raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def check_config(

@@ -26,7 +26,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from sparse_transformer import cli
+from sparse_transformer import cli, version
 from sparse_transformer.cli import config_flags, flags
 
 
@@ -68,7 +68,7 @@ def _draw_heads(args):
   from sparse_transformer.training.explanation import head_statistics
 
   step = cli.parse_step(args.step)
-  run = open_run(args.workdir, cli.exact_config())
+  run = open_run(args.workdir, cli.overrides(exact=True), step)
   model, examples = run[0].model, run[0].source.examples("test")
   if args.example >= len(examples):
     raise ValueError(
@@ -81,8 +81,9 @@ def _draw_heads(args):
     tokens = tokens[: tokens[-1]]  # without padding, label and size
   tokens = tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  about = dict(step=int(state.step), example=args.example)
-  about["temperature"] = args.temperature
+  step = int(state.step)
+  about = dict(step=step, example=args.example, temperature=args.temperature)
+  about["command"] = version.command(step=step)
   report = head_statistics.draw(model, state.ema, tokens, folder, about)
   _print(args, report, head_statistics.render(report), folder)
 

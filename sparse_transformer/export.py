@@ -10,7 +10,7 @@ reads it, and a run with --config.train.init_from=FILE starts from it.
 
 from collections.abc import Sequence
 
-from sparse_transformer import cli
+from sparse_transformer import cli, config as config_lib, version
 from sparse_transformer.cli import flags
 
 
@@ -23,10 +23,13 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.experiment import open_run, restore
 
   path = exported.check_path(args.out)
-  run = open_run(args.workdir, args.config)
+  run = open_run(args.workdir, cli.overrides(), step)
   state = restore(*run, step)
-  about = dict(step=int(state.step), weights=args.weights)
-  exported.save(path, args.config, getattr(state, args.weights), **about)
+  step = int(state.step)
+  run[1].check(step, run[0].config, None, config_lib.FREE)
+  about = dict(step=step, weights=args.weights)
+  about["command"] = version.command(step=step)
+  exported.save(path, run[0].config, getattr(state, args.weights), **about)
   print(f"weights of step {about['step']} in {path}")
 
 

@@ -9,11 +9,9 @@ does `python -m sparse_transformer.explain` with --example.
 """
 
 import base64
-import contextlib
 import datetime
 import html
 import io
-import json
 import pathlib
 from collections.abc import Sequence
 
@@ -46,17 +44,19 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.experiment import open_run
 
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  experiment, checkpoints = open_run(workdir, flags.FLAGS.config)
-  step = checkpoints.find(None)  # there must be one
+  experiment, checkpoints = open_run(workdir, cli.overrides())
+  step = checkpoints.find(None)  # what it shows is of no other config
+  checkpoints.check(step, experiment.config, None, config_lib.FREE)
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   sections = {
     "Run": _summary(experiment, step, checkpoints.describe(step), lines),
-    "Changes": _changes(workdir / config_lib.CHANGES),
+    "Changes": _changes(workdir),
     "Evaluation": _evaluations(workdir),
     "Curves": _curves(experiment, lines),
     "Patterns": _wide(_picture(workdir / "patterns.png")),
-    "Heads on an example": _heads(workdir),
-    "Samples": _samples(workdir),
+    "Heads on an example": _heads(workdir)
+    + _origin(workdir / "attention" / "attention.json"),
+    "Samples": _samples(workdir) + _origin(workdir / "samples.json"),
     "Config": _config(experiment.config),
   }
   title = html.escape(f"Run {workdir.resolve().name}")
@@ -123,15 +123,13 @@ def _accuracy(values):
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
-def _changes(path):
+def _changes(workdir):
   """The fields that `--allow_changes` has changed, from which step on."""
-  lines = path.read_text().splitlines() if path.exists() else ()
-  with _reading(path, "repair its lines, or delete it"):
-    rows = [
-      (f"{line['step']:,}", name, *map(repr, values))
-      for line in map(json.loads, lines)
-      for name, values in line["changes"].items()
-    ]
+  rows = [
+    (f"{step:,}", name, *map(repr, values))
+    for step, changes in config_lib.read_changes(workdir)
+    for name, values in changes.items()
+  ]
   return rows and _table(("after step", "field", "before", "since"), rows)
 
 
@@ -140,16 +138,16 @@ def _evaluations(workdir):
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return _text("None: run eval.py.")
-  titles = (*COLUMNS, "bits", "standard error", "tokens", "overrides")
+  titles = *COLUMNS, "bits", "standard error", "tokens", "overrides", "command"
   # Those of the run itself first.
-  rows = sorted(map(_evaluation, paths), key=lambda row: row[-1] != "")
+  rows = sorted(map(_evaluation, paths), key=lambda row: row[-2] != "")
   pictures = [_picture(path.with_suffix(".png")) for path in paths]
   return "\n".join([_table(titles, rows), *pictures])
 
 
 def _evaluation(path):
   """The cells of a result."""
-  with _reading(path, "delete it and run eval.py again"):
+  try:
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]
     overrides = result.get("overrides", {}).items()
@@ -163,16 +161,12 @@ def _evaluation(path):
       "-" if error is None else f"{error:.4f}",
       f"{result['tokens']:,}",
       ", ".join(f"{name}={value}" for name, value in overrides),
+      result.get("command", ""),
     )
-
-
-@contextlib.contextmanager
-def _reading(path, hint):
-  """Raises ValueError, with a hint, if a file is not as it was written."""
-  try:
-    yield
   except (ValueError, TypeError, KeyError, AttributeError):
-    raise ValueError(f"{path} is damaged; {hint}") from None
+    raise ValueError(
+      f"{path} is damaged; delete it and run eval.py again"
+    ) from None
 
 
 def _curves(experiment, lines):
@@ -215,6 +209,13 @@ def _config(config):
 
 
 # Parts of the page.
+
+
+def _origin(path):
+  """What made samples or pictures, as the file says that is beside them."""
+  about = atomic.read_json(path, dict) if path.exists() else {}
+  rows = [(x, about[x]) for x in ("step", "command") if x in about]
+  return _table((), rows) if rows else ""
 
 
 def _text(text):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sparse_transformer import cli, data
+from sparse_transformer import cli, data, version
 from sparse_transformer.cli import flags
 from sparse_transformer.data import files
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.experiment import open_run, restore
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  run = experiment, _ = open_run(args.workdir, args.config)
+  run = experiment, _ = open_run(args.workdir, cli.overrides(), step)
   source, decoder = experiment.source, samples.decoder(experiment, args.cache)
   prompts = _prompts(source, args.num, args.given, args.prompt)
   mesh.check_network(experiment.model, experiment.mesh.shape)
@@ -46,11 +46,13 @@ def main(argv: Sequence[str]) -> None:
       seed=args.seed,
       check_stop=signals.check,
     )
-  paths = samples.save(args.workdir, source, tokens)
+  step = int(state.step)
+  about = dict(step=step, command=version.command(step=step))
+  paths = samples.save(args.workdir, source, tokens, **about)
   drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""
   print(
-    f"{args.num} samples of step {int(state.step)} in {paths[0]}{more};"
+    f"{args.num} samples of step {step} in {paths[0]}{more};"
     f" {drawn / seconds if drawn else 0:,.0f} symbols per second"
   )
 

@@ -1,8 +1,11 @@
-"""The versions of this library and its dependencies; which are missing."""
+"""What made a result: versions of packages, the commit, the command."""
 
 import importlib.metadata
 import pathlib
+import re
+import shlex
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).parents[1]  # of a checkout
 PACKAGES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
@@ -36,6 +39,14 @@ def missing(error: ModuleNotFoundError) -> str | None:
 def packages() -> dict[str, str]:
   """The versions of the packages that results depend on."""
   return {name: importlib.metadata.version(name) for name in PACKAGES}
+
+
+def command(**values: object) -> str:
+  """This process's command as a line of a shell, with other values of flags."""
+  line = shlex.join(["python", *sys.orig_argv[1:]])
+  for name, value in values.items():
+    line = re.sub(rf" --?{name}[= ]\S+", "", line) + f" --{name}={value}"
+  return line
 
 
 def commit() -> str | None:

@@ -192,6 +192,8 @@ PATHS = dict(
   picture="patterns.png",
   samples="samples.png",
   report="report.html",
+  changes="config_changes.jsonl",
+  origin="samples.json",
 )
 CONTENTS: dict[str, Content] = dict(
   gone=None,

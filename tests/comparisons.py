@@ -44,5 +44,6 @@ def record(*runs: record_lib.Run, **changes: Any) -> record_lib.Record:
     unit="bits/dim",
     config={"eval": {"sequences": 8}},
     command="python",
+    commit=None,
   )
   return record_lib.make_record(about | changes, runs)

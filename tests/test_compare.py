@@ -385,7 +385,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   assert "is of another comparison; use" in capfd.readouterr().err
   # A value that no candidate trains ends the comparison.
   monkeypatch.setattr(jobs, "call", pretend(dict.fromkeys(scores), []))
-  line = [*line, f"--workdir={tmp_path / 'd'}"]
+  (tmp_path / "c").rename(tmp_path / "before")
   assert runs.command(SCRIPT, *line) == 1
   assert "diverged with every value of --tune" in capfd.readouterr().err
 

@@ -60,7 +60,7 @@ def test_weights_read_back_give_the_same_logits(network, tmp_path):
   assert np.ptp(expected_BLV) > 1
   path = tmp_path / "weights.safetensors"
   exported.save(path, config, params)
-  found, loaded, symbols = exported.load(path)
+  found, loaded, symbols, _ = exported.load(path)
   assert found.to_dict() == config.to_dict()
   assert symbols == experiment.source.symbols
   np.testing.assert_array_equal(apply(loaded, tokens_BL), expected_BLV)
@@ -174,6 +174,42 @@ def test_damaged_file_is_rejected(damage, trained, tmp_path):
   kinds = dict(flip=content, cut=content[:-9], empty=b"", words=b"words")
   path.write_bytes(kinds[damage])
   with pytest.raises(ValueError, match="x.* is damaged or truncated"):
+    exported.load(path)
+
+
+@pytest.mark.parametrize(
+  "field, change",
+  [
+    ("vocabulary", "[1]"),
+    ("geometry", {"vocab_size": 17}),
+    ("vocabulary", {"size": "17"}),
+    ("geometry", {"shape": None}),
+    ("config", "{"),
+    ("geometry", {"length": 63}),
+    ("vocabulary", {"size": [17]}),
+    ("vocabulary", {"size": -1}),
+    ("config", "[" * 100_000),
+    ("geometry", None),
+    ("geometry", "{}"),
+  ],
+)
+@pytest.mark.one_in(3)
+def test_metadata_that_no_run_writes_are_rejected(
+  field, change, trained, tmp_path
+):
+  path, run = tmp_path / "x.safetensors", open_run(trained)
+  exported.save(path, run[0].config, restore(*run).ema)
+  with safe_open(path, "numpy") as file:
+    metadata = file.metadata()
+    arrays = {name: file.get_tensor(name) for name in file.keys()}
+  del metadata["crc32"]
+  old = metadata.pop(field)
+  if isinstance(change, dict):
+    change = json.dumps(json.loads(old) | change)
+  metadata |= {field: change} if change else {}
+  metadata["crc32"] = exported._crc32(arrays, metadata)
+  safetensors.numpy.save_file(arrays, path, metadata)
+  with pytest.raises(ValueError, match="x.safetensors (cannot be|does not)"):
     exported.load(path)
 
 

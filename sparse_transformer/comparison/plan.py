@@ -39,6 +39,11 @@ class Comparison:
 
   def __post_init__(self) -> None:
     varied = {x for y in self.choices for x in assignments(self.field, y)}
+    if twice := {"train.steps", "train.seed"} & {*varied, self.tuned}:
+      raise ValueError(
+        f"{min(twice)} cannot vary: --budget sets train.steps, and --seeds"
+        " train.seed"
+      )
     if self.tuned in varied or len(self.candidates) == 1:
       raise ValueError(
         f"--tune={self.tuned} must have at least 2 values, and be another field"

@@ -63,6 +63,7 @@ def notes(record: Record) -> str:
     f" {best['choice']}. Keys: per query, the mean over heads and layers. In"
     f" the figure: validations during training, of {some}; a line is {lines};"
     " its marker is the score of the table."
+    f" By `{about['command']}`, commit {about['commit'] or 'unknown'}."
   )
 
 

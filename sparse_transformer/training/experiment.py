@@ -6,7 +6,7 @@
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -213,11 +213,17 @@ class Experiment:
 
 
 def open_run(
-  workdir: str | os.PathLike, config: schema.Config | None = None
+  workdir: str | os.PathLike,
+  overrides: Mapping[str, Any] | None = None,
+  step: int | Literal["best"] | None = None,
 ) -> tuple[Experiment, Checkpoints]:
-  """The experiment of a run, by default with its config; its checkpoints."""
-  config = config_lib.read_config(workdir) if config is None else config
-  return Experiment(config), Checkpoints(workdir)
+  """The experiment that made a step of a run, under overrides; its checkpoints.
+
+  A run may have changed since. Raises what `Checkpoints.find` and `config` do.
+  """
+  checkpoints = Checkpoints(workdir)
+  config = checkpoints.config(checkpoints.find(step))
+  return Experiment(config.replace(**overrides or {})), checkpoints
 
 
 def restore(

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -258,8 +259,18 @@ def _check_step(config, workdir, step, changes):
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
+  free = config_lib.FREE
+  if not (names := [x for x in changes if config_lib.affects(x) not in free]):
+    return
   if config.train.steps == step:
-    config_lib.check_finished(workdir, changes)
+    raise ValueError(
+      f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
+      " that would use it; set more train.steps, or use another --workdir"
+    )
+  for path in (workdir / "evaluations").glob("*-step*.json"):
+    found = re.search("-step([0-9]+)-", path.name)
+    if found and int(found[1]) > step:
+      raise ValueError(f"{path} is of a step that would change; move it away")
 
 
 def _write(experiment, workdir, step, free, options):
@@ -325,7 +336,7 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
     # The next step sees a signal.
     with contextlib.suppress(signals.Stopped), metrics.attempt("sampling"):
       shown = samples.draw_in_training(
-        experiment, state.ema, run.writer.workdir, check_stop
+        experiment, state, run.writer.workdir, check_stop
       )
       run.writer.show(step, "validation", "samples", shown)
   return bits

@@ -40,8 +40,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     return state, None
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
-    config, weights, symbols = processes.together(lambda: exported.load(path))
-    found = store.by_name(weights)
+    file = processes.together(lambda: exported.load(path))
+    found, config = store.by_name(file.params), file.config
+    there = dict(symbols=file.symbols, classes=file.classes)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   else:
     run, step = _open(text)
@@ -49,25 +50,29 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     other = processes.decide(lambda: run.describe(step))
     place = f"the config in {text}"
     config = config_lib.from_json(other.get("config", {}), place)
-    symbols = other.get("symbols") or experiment.source.symbols
+    there = {x: other[x] for x in ("symbols", "classes") if x in other}
     about = dict(run=str(run.workdir), run_step=step)
-  changed = _changed(config, experiment.config)
-  if symbols != (here := experiment.source.symbols):
-    changed.append(f"symbols of data={here} here, but {symbols} there")
+  changed = _changed(config, experiment)
+  for name, value in there.items():
+    here = getattr(experiment.source, name)
+    if value and here and value not in (here, [*here]):
+      changed.append(f"{name} of data={here} here, but {value} there")
   params, misfits = _fit(state.params, found, changed, experiment.config.train)
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
   return state, about | misfits
 
 
-def _changed(before: schema.Config, after: schema.Config) -> list[str]:
+def _changed(before: schema.Config, experiment: Experiment) -> list[str]:
   """The settings of the network by which weights mean something else."""
   free = {"all", *config_lib.AFFECTS}
-  changes = config_lib.check_changes("", before, after, free)
+  changes = config_lib.check_changes("", before, experiment.config, free)
+  learned = any(x.is_learned for x in experiment.model.contents)
   return [
     f"{name}={here} here, but {there} there"
     for name, (there, here) in changes.items()
-    if name.startswith("model.") and config_lib.affects(name) == "all"
+    if (name.startswith("model.") and config_lib.affects(name) == "all")
+    or (name == "attention.pattern" and learned)  # as the reach of a span
   ]
 
 

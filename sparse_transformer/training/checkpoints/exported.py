@@ -6,11 +6,12 @@ unit of losses and the step, so the file suffices.
 """
 
 import json
+import math
 import os
 import pathlib
 import types
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from sparse_transformer import (
   atomic,
   config as config_lib,
   data,
+  machine,
   model as model_lib,
   schema,
 )
@@ -67,12 +69,13 @@ class Exported(NamedTuple):
   config: schema.Config
   params: dict  # of its network: nested dicts of float32 arrays
   symbols: str  # what they stand for, see `data.Source`
+  classes: Sequence[str]  # of a classifier
 
 
 def load(path: str | os.PathLike) -> Exported:
   """Reads weights that `save` wrote; raises ValueError if it did not."""
   path = pathlib.Path(path)
-  atomic.size(path)
+  machine.check_free(f"to read {path}", 2 * atomic.size(path))
   with files.blame(path), safetensors.safe_open(path, "numpy") as file:
     arrays = {x: file.get_tensor(x) for x in file.keys()}
     metadata = file.metadata() or {}
@@ -83,29 +86,34 @@ def load(path: str | os.PathLike) -> Exported:
   if metadata.pop("crc32") != _crc32(arrays, metadata):
     with files.blame(path):
       raise ValueError("its CRC-32 differs")
-  config = config_lib.from_json(json.loads(metadata["config"]), path)
-  vocabulary = json.loads(metadata["vocabulary"])
-  source = types.SimpleNamespace(  # the data need not be there
-    vocab_size=vocabulary["size"],
-    separator=vocabulary["separator"],
-    classes=vocabulary.get("classes", ()),
-    **json.loads(metadata["geometry"]),
-  )
-  model = model_lib.configure(config, source)
-  params = jax.tree.map(
-    lambda x: np.empty(x.shape, x.dtype), model_lib.param_shapes(model)
-  )
+  try:
+    config, vocabulary, geometry = (
+      json.loads(metadata[x]) for x in ("config", "vocabulary", "geometry")
+    )
+    config = config_lib.from_json(config, "the config")
+    about = types.SimpleNamespace(**dict(classes=()) | vocabulary, **geometry)
+    about.vocab_size = about.size
+    if about.length not in (config.data.length, math.prod(about.shape)):
+      raise ValueError(f"length={about.length} is not that of the config")
+    model = model_lib.configure(config, about)  # the data need not be there
+    shapes = model_lib.param_shapes(model)
+  except Exception as error:  # they may be anything
+    raise ValueError(f"{path} cannot be read: {error}") from error
+  # The layers of each array are views of it, of which none is written yet.
+  params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
   views = _by_layer(model, params)
-  if differing := sorted(arrays.keys() ^ views.keys()):
+  expected, found = (
+    {(k, x.shape) for k, x in y.items()} for y in (views, arrays)
+  )
+  if differing := sorted({name for name, _ in found ^ expected}):
     raise ValueError(
       f"{path} does not have the arrays of its config:"
       f" {', '.join(differing[:3])} differ; export the run again"
     )
   for name, view in views.items():
     view[...] = arrays[name]
-  return Exported(
-    config, jax.tree.map(jnp.asarray, params), vocabulary["symbols"]
-  )
+  params = jax.tree.map(jnp.asarray, params)
+  return Exported(config, params, about.symbols, about.classes)
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:

@@ -18,7 +18,6 @@ import logging
 import os
 import pathlib
 import platform
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -48,10 +47,11 @@ def about(config: schema.Config, source: Source) -> dict[str, Any]:
   return dict(
     config=config.to_dict(),
     symbols=source.symbols,
+    classes=source.classes,
     versions=version.packages() | dict(python=platform.python_version()),
     data=source.digest(),
     examples=len(source.examples("train")),
-    command=shlex.join(["python", *sys.orig_argv[1:]]),
+    command=version.command(),
     commit=version.commit(),
     machine=machine.machine(),
     begun=datetime.datetime.now().astimezone().isoformat(" ", "minutes"),
@@ -125,10 +125,9 @@ class Checkpoints:
   def describe(self, step: int) -> dict[str, Any]:
     """The `about` of a checkpoint; {} if it cannot be read."""
     try:
-      found = atomic.read_json(self._path(step) / ABOUT)
+      return atomic.read_json(self._path(step) / ABOUT, dict)
     except (OSError, ValueError):
       return {}
-    return found if isinstance(found, dict) else {}
 
   def check(
     self,
@@ -147,6 +146,7 @@ class Checkpoints:
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
     if not {"config", "data"} <= saved.keys():
+      self._verify(step)
       raise ValueError(f"{place} does not say of which run it is")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
@@ -157,15 +157,26 @@ class Checkpoints:
       )
     return changes
 
+  def config(self, step: int) -> schema.Config:
+    """The config that made a checkpoint; of `FREE` fields, in config.json.
+
+    Raises ValueError if that is of another run, OSError if there is none.
+    """
+    now, free = config_lib.read_config(self.workdir), config_lib.CHANGEABLE
+    changes = self.check(step, now, None, free).items()
+    kept = {x for x, _ in changes if config_lib.affects(x) in config_lib.FREE}
+    return now.replace(**{x: old for x, (old, _) in changes if x not in kept})
+
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
 
   def _bits(self) -> dict[int, float]:
     """The bits on validation data of each saved step that was validated."""
-    found = {x: self.describe(x).get("validation") for x in self.steps()}
+    found: Any = {x: self.describe(x).get("validation") for x in self.steps()}
     if found.keys() != {*self.steps()}:  # a run has just deleted some
       return self._bits()
-    return {step: bits for step, bits in found.items() if bits is not None}
+    is_score = schema.RULES[float].accepts  # a finite number
+    return {step: bits for step, bits in found.items() if is_score(bits)}
 
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.

@@ -33,6 +33,7 @@ class Request:
   split: str = "test"  # one of `data.SPLITS`
   min_context: int = 0  # the least number of positions before a scored one
   weights: str = "ema"  # or "params", see `State`
+  command: str = ""  # that asks for it, kept with the result
 
 
 def evaluate(
@@ -65,6 +66,7 @@ def evaluate(
     min_context=request.min_context,
     weights=request.weights,
     overrides=_overrides(config, checkpoints, int(state.step)),
+    command=request.command,
     dtype=config.model.dtype,
     unit=source.unit,
   )

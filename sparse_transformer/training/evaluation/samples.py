@@ -15,6 +15,7 @@ from sparse_transformer.figures import style
 from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.step import State
 
 MAX_TEXT = 4000  # bytes of sampled text that are shown
 # Pixels: the width of images side by side, and the space between two, between
@@ -46,7 +47,7 @@ def decoder(
 
 def draw_in_training(
   experiment: Experiment,
-  params: Any,
+  state: State,
   folder: pathlib.Path,
   check_stop: Callable[[], None],
 ) -> str | pathlib.Path:
@@ -57,29 +58,38 @@ def draw_in_training(
   config, source = experiment.config, experiment.source
   tokens, _ = sampling.sample(
     decoder(experiment),
-    params,
+    state.ema,
     sampling.Sampler(),
     no_prompts(source, config.eval.samples),
     source.length,
     seed=config.train.seed,
     check_stop=check_stop,
   )
-  path, *_ = save(folder, source, tokens)
+  path, *_ = save(folder, source, tokens, step=int(state.step))
   if path.suffix in (".txt", ".fasta"):  # as code, so that it is no Markdown
     return textwrap.indent(read_text(path), "    ", lambda line: True)
   return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
 
 
 def save(
-  folder: str | os.PathLike, source: data.Source, tokens: np.ndarray
+  folder: str | os.PathLike,
+  source: data.Source,
+  tokens: np.ndarray,
+  **about: Any,
 ) -> list[pathlib.Path]:
-  """Writes sequences [num, length] into files; returns their paths."""
+  """Writes sequences [num, length] into files; returns their paths.
+
+  `about` says what made them, and is written beside them.
+  """
   stem = pathlib.Path(folder) / "samples"
+  stem.with_suffix(".json").unlink(missing_ok=True)  # of samples before
   if isinstance(source, data.Stream):
-    return source.codec.save(stem, tokens)
-  path = stem.with_suffix(".png")
-  save_images(path, tokens, real_examples(source, len(tokens)), source)
-  return [path]
+    paths = source.codec.save(stem, tokens)
+  else:
+    paths = [stem.with_suffix(".png")]
+    save_images(paths[0], tokens, real_examples(source, len(tokens)), source)
+  atomic.write_json(stem.with_suffix(".json"), about)
+  return paths
 
 
 def save_images(

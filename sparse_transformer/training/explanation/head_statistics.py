@@ -163,7 +163,7 @@ def draw(
     model, params: the network.
     tokens_L: the example, integers.
     folder: for the pictures, and attention.json.
-    about: `step` and `example`, and `temperature`, which divides the scores.
+    about: `step`, `example`, `command`; `temperature`, which divides scores.
 
   Returns:
     What is in attention.json: `about`, the number of `positions` that were
@@ -175,6 +175,7 @@ def draw(
     )
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
+  (folder / "attention.json").unlink(missing_ok=True)  # of pictures before
   n, total = min(len(tokens_L), masks.MAX_LENGTH), len(tokens_L)
   # A classifier's keys depend on later symbols.
   used_L = tokens_L if model.classifies else tokens_L[:n]

@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   contexts = _integers("min_context", args.min_context)
   from sparse_transformer.signals import Signals
+  from sparse_transformer.training import kernel_check
   from sparse_transformer.training.checkpoints.store import Checkpoints
   from sparse_transformer.training.evaluation import evaluations
   from sparse_transformer.training.experiment import open_run, restore
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> None:
   opened = [open_run(args.workdir, given, x) for x in steps]
   runs = {run[0].config: run for run in opened}  # each is compiled once
   for experiment, _ in runs.values():  # finds errors before the work starts
+    kernel_check.avoid_wrong(experiment)
     for context in contexts:
       experiment.source.windows(args.split, context)
   unsaved = None

@@ -170,6 +170,7 @@ class Attention(Group):
   width: int = field(32, "c, for fixed: summary columns of a block", SIZE)
   num_summaries: int = field(1, "distinct summary columns across heads", SIZE)
   backend: str = field("auto", "auto, dense, or the name of an executor")
+  check: bool = field(True, "with auto, compares kernels with XLA at first")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,7 +70,7 @@ LIMITS = {
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {
-  "of the machine": "attention.backend train.accumulation"
+  "of the machine": "attention.backend attention.check train.accumulation"
   " mesh.data mesh.fsdp mesh.sequence mesh.tensor",
   "of one run": "train.seed train.init_from train.init_partial"
   " train.nonfinite eval.samples checkpoint.keep",

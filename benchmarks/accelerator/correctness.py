@@ -14,35 +14,21 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
+from sparse_transformer.attention import verification
 from sparse_transformer.attention.contract import others_of
-from sparse_transformer.patterns import analysis
+from sparse_transformer.attention.verification import TOLERANCES
 
 sys.path.insert(0, str(REPO / "tests"))
 
 import catalogue
 import executor_laws as laws
 
-# The largest error by dtype, relative to the largest value of a head. In
-# Pallas' interpreter, Triton's kernels show 0.008, 3e-6 and 0.0009; on a GPU,
-# products of float32 are sums of three in TensorFloat-32.
-TOLERANCES = {"bfloat16": 0.012, "float32": 2e-5, "float16": 0.002}
-# The largest error of the log-sum-exp, absolute. Scores are accumulated in
-# float32 whatever the dtype, and one wrong pair in 5,000 exceeds this.
-LSE_TOLERANCE = 1e-4
-# By default, JAX rounds products in float32 to TensorFloat-32 on GPUs, and to
-# bfloat16 on TPUs.
-PRECISION = {"float32": "highest"}
-# Of the sequences in a batch: the factor of the queries, and the factor of the
-# tolerances, as rounding errors grow with the scores.
-SCORES, ALLOWED = (32, 1, 1 / 8), (5, 1, 1)
-BALANCED = 2  # the sequence whose pairs all weigh about the same
 MIXES = 6  # of the catalogue
 LENGTHS = 257, 128, 129, 255, 63, 200
 WIDTHS = (64, 64), (32, 64), (64, 128), (128, 64), (16, 32), (128, 128)
@@ -140,7 +126,7 @@ def _parse(texts):
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
   """What an executor gets wrong, as the result of an entry."""
-  sizes = len(SCORES), mix.n, mix.heads, mix.widths
+  sizes = len(verification.SCORES), mix.n, mix.heads, mix.widths
   asked = others_of(a_log_sum_exp=True)
   if reason := executors.unsupported(name, *sizes, dtype, asked):
     return {"skipped": reason}
@@ -159,7 +145,8 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
 
 def ask(mix: Mix, dtype: str) -> Questions:
   """Draws the inputs of a mix, and computes what `examine` compares with."""
-  inputs = _draw(mix, dtype, np.random.default_rng(mix.n))
+  sizes = *mix.widths, len(mix.heads)
+  inputs = verification.draw(mix.heads, mix.n, sizes, dtype)
   if not mix.is_long:
     return Questions(inputs, laws.reference(*inputs, mix.heads))
   exact = [x.astype(np.float32) for x in inputs]
@@ -174,53 +161,16 @@ def examine(
   """The errors of an attention, and lines that say what is wrong with it.
 
   `run` maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
-  for rows without keys. It is called twice. Errors are relative to the largest
-  value of a head, or absolute for lse, over the factor in `ALLOWED`.
+  for rows without keys. It is called twice.
   """
   dtype = questions.inputs[0].dtype.name
-  with jax.default_matmul_precision(PRECISION.get(dtype)):
+  with jax.default_matmul_precision(verification.PRECISION.get(dtype)):
     first, again = (
       [np.asarray(x) for x in jax.device_get(run(*questions.inputs))]
       for _ in range(2)
     )
-  with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
-    errors = {
-      name: _error(name, x, y)
-      for name, x, y in zip(laws.NAMES, first, questions.expected, strict=True)
-    }
-  named = dict(zip(laws.NAMES, zip(first, again, strict=True), strict=True))
-  differ = [x for x, (a, b) in named.items() if a.tobytes() != b.tobytes()]
-  faults = [f"{', '.join(differ)} differ between two runs"] if differ else []
-  for name, error in errors.items():
-    tolerance = LSE_TOLERANCE if name == "lse" else TOLERANCES[dtype]
-    if not error <= tolerance:
-      faults.append(f"error of {name} {error:.2g}, above {tolerance:g}")
-  return errors, faults
-
-
-def _draw(mix, dtype, rng):
-  """q, k, v, dout and dlse, see the top of this module."""
-  (k, e), num_heads = mix.widths, len(mix.heads)
-  rows = len(SCORES), mix.n, num_heads
-  q, k, v, dout, dlse = (
-    rng.standard_normal(rows + width, np.float32)
-    for width in ((k,), (k,), (e,), (e,), ())
-  )
-  q *= np.array(SCORES, np.float32)[:, None, None, None]
-  # Weights are about 1 / number of keys; with cotangents times that, all rows
-  # count alike. The gradient of lse exceeds those of the weights, so that
-  # gradients of scores are not near zero by chance.
-  counts = np.stack(
-    [analysis.keys_per_query(pattern, mix.n) for pattern in mix.heads], 1
-  )
-  dout[BALANCED] *= counts[:, :, None]
-  dlse[BALANCED] = np.sign(dlse[BALANCED]) * counts * (4 * np.sqrt(e))
-  return *(x.astype(jnp.dtype(dtype)) for x in (q, k, v, dout)), dlse
-
-
-def _error(name, x, y):
-  axes = (1, *range(3, y.ndim))
-  error = np.abs(x.astype(np.float64) - y).max(axes)
-  if name != "lse":
-    error /= np.maximum(np.abs(y).max(axes), 1e-6)
-  return float((error / np.array(ALLOWED)[:, None]).max())
+  errors, faults = verification.compare(first, questions.expected, dtype)
+  named = zip(verification.NAMES, first, again, strict=True)
+  differ = [x for x, a, b in named if a.tobytes() != b.tobytes()]
+  same = [f"{', '.join(differ)} differ between two runs"] if differ else []
+  return errors, same + faults

@@ -13,6 +13,7 @@ from sparse_transformer.attention.decoding import (
   init_cache as init_cache,
 )
 from sparse_transformer.attention.dispatch import attend as attend
+from sparse_transformer.attention.verification import verify as verify
 
 
 def clear_caches() -> None:

@@ -146,7 +146,7 @@ class Group:
     layer, t = place
     q_BHK = q_BHK[:, np.array(self.heads)]
     batch, num_heads, width = q_BHK.shape
-    dtype = jnp.promote_types(q_BHK.dtype, jnp.float32)
+    dtype = np.promote_types(q_BHK.dtype, np.float32)
     weights = self._weights(layer, t, self._own(directions), dtype)
     k, v = self.k[layer], self.v[layer]
     num_keys = self.plan.width

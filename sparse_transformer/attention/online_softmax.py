@@ -192,7 +192,8 @@ def backward(
       dq, *others = step(i, carry)
     else:
       dq, *others = lax.fori_loop(*steps.bounds(i), step, carry)
-    return steps.put(i, dq_done, dq * _scale(q, scores)), *others
+    dq = dq * _scale(q, scores).astype(dq.dtype)
+    return steps.put(i, dq_done, dq), *others
 
   q = queries.q
   nothing = (
@@ -313,7 +314,7 @@ def _finite(max_):
 
 
 def _wide(x):
-  return jnp.promote_types(x.dtype, jnp.float32)
+  return np.promote_types(x.dtype, np.float32)
 
 
 def _dot(spec, a, b):

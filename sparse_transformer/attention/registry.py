@@ -34,6 +34,7 @@ class Choice(NamedTuple):
 
 EXECUTORS: dict[str, Executor] = {}
 _PREFERRED: dict[str, tuple[str, ...]] = {}  # on which "auto" prefers each
+AVOIDED: dict[str, str] = {}  # what "auto" does not take, and why
 
 
 def register(
@@ -58,6 +59,11 @@ def unregister(name: str) -> None:
   del EXECUTORS[name], _PREFERRED[name]
 
 
+def is_plain(name: str) -> bool:
+  """Whether XLA compiles all of an executor, which has no kernels."""
+  return _executor(name) in (dense, xla.ON_ACCELERATORS, xla.ON_CPUS)
+
+
 def backends() -> tuple[str, ...]:
   """All values that `attention.backend` may have."""
   return "auto", "dense", *EXECUTORS
@@ -70,6 +76,11 @@ def resolve(backend: str, case: Case) -> str:
   why, if it cannot run this case.
   """
   return _search(backend, case)[0]
+
+
+def supports(name: str, case: Case) -> bool:
+  """Whether an executor can run a case on its platform."""
+  return _executor(name).unsupported(case) is None
 
 
 def explain_choice(backend: str, *cases: Case) -> str:
@@ -93,7 +104,8 @@ def _search(backend, case):
     names = [*dict.fromkeys([*preferred, *EXECUTORS])]
   reasons: dict[str, str] = {}
   for name in names:
-    reason = _executor(name).unsupported(case)
+    reason = AVOIDED.get(name) if backend == "auto" else None
+    reason = reason or _executor(name).unsupported(case)
     if reason is None:
       return name, reasons
     reasons[name] = reason

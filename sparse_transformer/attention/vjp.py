@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import (
@@ -137,7 +138,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
   del spans_H  # the plans have them
-  dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
+  dtype = np.promote_types(queries.q.dtype, np.float32)
   shape = queries.q.shape[:3]
   out_BLHE = jnp.zeros((*shape, keys.v.shape[3]), dtype)
   lse_BLH = jnp.full(shape, -jnp.inf, dtype)
@@ -171,7 +172,8 @@ def backward(
 ) -> tuple[Any, ...]:
   """(dq, dk, dv, dspans_H), from the results over all plans."""
   # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
-  delta_BLH = (out_BLHE.astype(lse_BLH.dtype) * dout_BLHE).sum(-1)
+  wide = lambda x: x.astype(lse_BLH.dtype)
+  delta_BLH = (wide(out_BLHE) * wide(dout_BLHE)).sum(-1)
   # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
   lse_BLH = jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0)
   queries = queries._replace(

@@ -113,7 +113,7 @@ def configure(config: schema.Config, source: Any) -> Config:
   """
   settings, length = dict(config.attention), source.length
   backend = settings.pop("backend")
-  del settings["pattern"], settings["schedule"]
+  del settings["pattern"], settings["schedule"], settings["check"]
   *_, name = schedule(config).values()
   for field in ("stride", "window"):
     if settings[field] > length and name in patterns_lib.FACTORIZATIONS:

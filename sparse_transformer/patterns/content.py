@@ -334,7 +334,7 @@ class LSH(_Grouped):
     # One less as a query than as a key: the query itself is out of reach,
     # except in the first round if it has no earlier position in any.
     queries = [keys - 1 for _, keys, _ in rounds]
-    queries[0] = queries[0] + is_first
+    queries[0] = queries[0] + is_first.astype(queries[0].dtype)
     return tuple(
       Near(order, query, keys, self.window, reach=self.window)
       for (order, keys, _), query in zip(rounds, queries, strict=True)
@@ -467,7 +467,7 @@ class AdaptiveSpan(Spanned):
 
   def weights(self, spans: Array, distance: Array) -> Array:
     # At the ends of the ramp, the derivative with respect to the span is 0.
-    room = spans + self.ramp - distance
+    room = spans + self.ramp - distance.astype(spans.dtype)
     first, last = (jnp.asarray(end, room.dtype) for end in (0, self.ramp))
     return jax.lax.clamp(first, room, last) / self.ramp
 

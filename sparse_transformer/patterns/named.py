@@ -298,6 +298,7 @@ def _unknown(name: str, reason: str = "") -> ValueError:
   word = re.split(r"\W", name, maxsplit=1)[0][:100]
   known = {*FACTORIZATIONS, *PUBLISHED, *CATALOGUE, *CONTENT} - {word}
   close = ", ".join(difflib.get_close_matches(word, sorted(known)))
+  close = "" if word in CATALOGUE else close
   return ValueError(
     f"unknown pattern {shorten(name)!r}{reason};"
     f"{close and f' did you mean {close}?'} docs/patterns.md lists all names;"

@@ -23,10 +23,12 @@ from sparse_transformer import (
   schema,
   signals,
 )
+from sparse_transformer.attention import registry
 from sparse_transformer.figures.masks import save_patterns
 from sparse_transformer.progress import progress
 from sparse_transformer.training import (
   announcements,
+  kernel_check,
   metrics,
   optimizer,
   warm_start,
@@ -97,7 +99,8 @@ def train(
   workdir, options = pathlib.Path(workdir), Options(**settings)
   with processes.Stops() as stops:
     # -- What is trained. Errors leave no workdir.
-    experiment = processes.together(lambda: Experiment(config))
+    checked = lambda: kernel_check.avoid_wrong(Experiment(config))
+    experiment = processes.together(checked)
     config = experiment.config
     processes.together(lambda: check(experiment))
     # Other changes are recorded beside config.json: without it, there are none.
@@ -247,7 +250,8 @@ def _checkpoints(experiment, workdir, free):
   fields = schema.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
   data = {f"data ({name})": value for name, value in about["data"].items()}
-  processes.check_same(fields | data | about["versions"])
+  avoided = {f"whether kernels ({x}) passed": False for x in registry.AVOIDED}
+  processes.check_same(fields | data | about["versions"] | avoided)
   keep = config.checkpoint.keep
   return store.Checkpoints(workdir, keep=keep, about=about, free=free)
 

@@ -242,7 +242,10 @@ def test_an_attention_function_of_flax_says_what_it_cannot_do(call, message):
     (dict(q=np.full((1, 8, 2, 4), None)), ["got q object"]),
     (dict(k=jnp.zeros((2, N, 2, 8), int)), ["same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, N, 2, 8), complex)), ["float32", "v complex64"]),
-    (dict(directions={"Local(3)": 0}), ["Local(3), which no head's pattern"]),
+    (
+      dict(directions={"Local(3)": 0}),
+      ["'Local(3)', which no", "not its text"],
+    ),
     (dict(patterns="Block(8), (Local(3), Local(4))"), ["3 patterns; pass a"]),
     (dict(q=jnp.zeros((N, 4, 8))), ["all without batch", "k float32 [2, 60"]),
     (

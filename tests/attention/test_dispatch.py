@@ -15,7 +15,9 @@ import pytest
 from sparse_transformer.attention import (
   SAVED_NAMES,
   attend,
+  attend_next,
   clear_caches,
+  init_cache,
   registry,
 )
 from sparse_transformer.attention.contract import Case, Unsupported
@@ -176,6 +178,25 @@ def test_caches_can_be_cleared():
   np.testing.assert_array_equal(attend(*arrays(40), TWO_PARTS), found)
   assert xla._plan.cache_info().currsize == 0  # JAX has its program
   assert Local(8).pairs(40) > 0
+
+
+@pytest.mark.parametrize("pattern", ["Local(3) | Strided(4)", "LSH(8, 4)"])
+@pytest.mark.parametrize("backend", ["batched", "dense"])
+def test_dtypes_are_promoted_explicitly(pattern, backend):
+  x = jnp.ones((1, 16, 2, 8), jnp.bfloat16)
+  cache = init_cache(
+    pattern, length=16, batch=1, num_heads=2, qk_width=8, dtype=x.dtype
+  )
+
+  def loss(x):
+    return attend(x, x, x, pattern, backend=backend, softcap=2.0).sum()
+
+  def step(cache, x):
+    return attend_next(cache, x, x, x, 0, sinks_H=jnp.zeros(2))
+
+  with jax.numpy_dtype_promotion("strict"):
+    assert jax.eval_shape(jax.grad(loss), x).dtype == x.dtype
+    assert jax.eval_shape(step, cache, x[:, 0])[0].dtype == x.dtype
 
 
 @pytest.mark.parametrize("backend", ["triton", "mosaic", "hopper"])

@@ -15,13 +15,14 @@ import numpy as np
 import pytest
 
 from benchmarks.accelerator import correctness
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import registry, verification
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import (
   kernel_math,
   triton_kernels,
 )
 from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.patterns import parse
 
 pytestmark = pytest.mark.soak
 
@@ -169,3 +170,72 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   lists = lists._replace(masks=masks.view(np.int32))
   tables = plan.tables._replace(**{side: lists})
   assert faults_of(questions, dataclasses.replace(plan, tables=tables))
+
+
+# What a run's check must refuse: random changes of the tables of its kernels.
+CHECKED = (
+  *("Local(24) | Strided(24)", "Block(32) | Summary(32, 8)"),
+  *("Causal()", "Strided(40)"),
+)
+CHECKED_AT, BATCHES, OF_BATCH = 200, 6, 40
+
+
+def pair(lists, positions, rng):
+  """One pair of a partial tile is added or removed."""
+  items = lists.items[lists.items[:, 3] > lists.items[:, 2]]
+  _, tile, first, middle, *_ = items[rng.integers(len(items))]
+  other, number, *_ = lists.others[rng.integers(first, middle)]
+  row, column = (
+    rng.choice(np.flatnonzero(x[i] >= 0))
+    for x, i in zip(positions, (tile, other), strict=True)
+  )
+  masks = lists.masks.view(np.uint32).copy()
+  masks[number, row, column // 32] ^= np.uint32(1 << column % 32)
+  return lists._replace(masks=masks.view(np.int32))
+
+
+def bound(lists, positions, rng):
+  """An item begins or ends a tile early or late, or masks one more or less."""
+  del positions
+  items = lists.items.copy()
+  column, step = rng.choice([(2, 1), (3, 1), (3, -1), (4, -1)])
+  able = items[:, column] + step
+  able = (items[:, 2] <= able) & (able <= items[:, 4]) & (items[:, 4] > 0)
+  row = items[rng.choice(np.flatnonzero(able & (items[:, 2] < items[:, 4])))]
+  row[column] += step
+  row[3] = np.clip(row[3], row[2], row[4])
+  return lists._replace(items=items)
+
+
+def tile(lists, positions, rng):
+  """A tile of the other side is another one, of other positions."""
+  others = lists.others.copy()
+  row = others[rng.integers(len(others) - 1)]
+  able = (positions[1] != positions[1][row[0]]).any(1)
+  row[0] = rng.choice(np.flatnonzero(able))
+  return lists._replace(others=others)
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_check_of_a_run_refuses_random_changes_of_tables(batch):
+  heads = tuple(parse(text)[0][0] for text in CHECKED)
+  case = Case(3, CHECKED_AT, len(heads), 16, 16, "bfloat16", "cuda")
+  ((plan, _),) = Mutant().plans(heads, case)
+  inputs = verification.draw(heads, CHECKED_AT, (16, 16, 4), "bfloat16")
+  expected = laws.reference(*inputs, heads)
+  wrong = lambda x: verification.compare(
+    run_tables(x, *inputs), expected, "bfloat16"
+  )[1]
+  assert not wrong(plan)
+  accepted = []
+  for seed in range(batch * OF_BATCH, (batch + 1) * OF_BATCH):
+    rng = np.random.default_rng(seed)
+    change = (pair, bound, tile)[seed % 3]
+    side = ("by_query", "by_key")[seed // 3 % 2]
+    positions = plan.tables.queries, plan.tables.keys
+    positions = positions if side == "by_query" else positions[::-1]
+    new = change(getattr(plan.tables, side), positions, rng)
+    tables = plan.tables._replace(**{side: new})
+    if not wrong(dataclasses.replace(plan, tables=tables)):
+      accepted.append((seed, change.__name__, side))
+  assert accepted == []

@@ -100,8 +100,9 @@ def check_directions(
   for pattern in directions:
     if pattern not in taken:
       raise ValueError(
-        f"directions of {shorten(pattern)}, which no head's pattern takes;"
-        f" directions are for {', '.join(map(shorten, taken)) or 'none'}"
+        f"directions of {shorten(repr(pattern))}, which no head's pattern"
+        " takes; a key is a Pattern, not its text; directions are for"
+        f" {', '.join(map(shorten, taken)) or 'none'}"
       )
   for content, (shape, what) in taken.items():
     given = directions.get(content)
@@ -126,7 +127,7 @@ def prepare(
 ) -> tuple[jax.Array | None, tuple[Any, ...]]:
   """(the spans of heads, or None; what `plan_found` makes plans of)."""
   bound = bind(patterns, queries, keys, directions)
-  dtype = jnp.promote_types(queries.q.dtype, jnp.float32)
+  dtype = np.promote_types(queries.q.dtype, np.float32)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
   return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
 

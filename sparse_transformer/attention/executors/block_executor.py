@@ -128,7 +128,7 @@ class BlockExecutor(contract.Executor):
       for side, h in zip(given, heads, strict=True)
     ]
     if not plan.tables.is_whole:
-      outs = [(width, jnp.promote_types(x, jnp.float32)) for width, x in outs]
+      outs = [(width, np.promote_types(x, np.float32)) for width, x in outs]
     found = self.kernels().launch(name, plan, blocks, outs, self.interpret)
     own = heads[name == "backward_of_keys"]
     return [

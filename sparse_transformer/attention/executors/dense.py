@@ -54,7 +54,7 @@ def attend(
     out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
     return out, lse
   q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
-  dtype = jnp.promote_types(q_BLHK.dtype, jnp.float32)
+  dtype = np.promote_types(q_BLHK.dtype, np.float32)
   _, n, num_heads, width = q_BLHK.shape
   mask_BHLM = binding.realize(patterns, queries, keys, directions)
   if first is not None:

@@ -71,7 +71,8 @@ class Triton(contract.Executor):
     found = [] if self.interpret else platforms.compute_capabilities()
     of_each = [MAX_WIDTHS.get(int(x), LEAST_WIDTHS) for x in found]
     most = min(of_each, default=256)
-    if most < 256 and (case.others or case.group > 1):
+    more = {"segments", "a soft cap"} & {*case.others}  # others cost nothing
+    if most < 256 and (more or case.group > 1):
       most = LEAST_WIDTHS
     is_wide = case.qk_width + case.value_width > most
     return 32 if is_wide else TILES.get(case.dtype, 64)

@@ -1,0 +1,161 @@
+"""Whether an executor computes, on this device, what plain XLA does."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sparse_transformer.attention import arguments, platforms, registry
+from sparse_transformer.attention.content import binding
+from sparse_transformer.attention.contract import Case, others_of
+from sparse_transformer.attention.dispatch import attend
+from sparse_transformer.patterns import Pattern, analysis, shorten
+
+NAMES = "out", "lse", "dq", "dk", "dv"
+# The largest error by dtype, relative to the largest value of a head. In
+# Pallas' interpreter, Triton's kernels show 0.008, 3e-6 and 0.0009; on a GPU,
+# products of float32 are sums of three in TensorFloat-32.
+TOLERANCES = {"bfloat16": 0.012, "float32": 2e-5, "float16": 0.002}
+# The largest error of the log-sum-exp, absolute. Scores are accumulated in
+# float32 whatever the dtype, and one wrong pair in 5,000 exceeds this.
+LSE_TOLERANCE = 1e-4
+# By default, JAX rounds products in float32 on accelerators.
+PRECISION = {"float32": "highest"}
+# Of the sequences in a batch: the factor of the queries, and the factor of the
+# tolerances, as rounding errors grow with the scores. In the last one, one pair
+# too many or too few exceeds the tolerances: all weigh about the same.
+SCORES, ALLOWED = (32, 1, 1 / 8), (5, 1, 1)
+SMALL = 517  # positions, between which "dense" computes all pairs
+
+
+class Report(NamedTuple):
+  """What `verify` found."""
+
+  executor: str
+  faults: tuple[str, ...]  # a phrase for each thing that is wrong
+
+
+def verify(
+  patterns: Pattern | str | Sequence[Pattern | str],
+  shape: tuple[int, int, int],
+  dtype: Any = "float32",
+  *,
+  key_heads: int = 0,
+  value_width: int = 0,
+  packed: bool = False,
+  backend: str = "auto",
+) -> Report:
+  """Compares what `attend` runs on this device with plain XLA in float32.
+
+  Outputs, log-sum-exp and gradients must agree: at few positions with those of
+  "dense", and at n with those of "batched". Content-based pairs are not
+  checked. A kernel that hangs or ends its process does so here, too.
+
+  Args:
+    patterns: those of `attend`.
+    shape: of the queries of a sequence, [n, heads, K].
+    dtype: of queries, keys and values.
+    key_heads: heads of keys and values; 0 for as many as of queries.
+    value_width: width of a head's values; 0 for K.
+    packed: whether there are segments, as of packed documents.
+    backend: that of `attend`.
+
+  Raises:
+    ValueError: an argument is invalid.
+    Unsupported: the backend cannot run this case.
+  """
+  (n, num_heads, width), dtype = shape, jnp.dtype(dtype).name
+  heads = arguments.patterns_of_heads(patterns, num_heads, n)
+  sizes = width, value_width or width, key_heads or num_heads
+  here = platforms.current_platform()
+  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads)
+  case = dataclasses.replace(case, others=others_of(segments=packed))
+  name, faults = registry.resolve(backend, case), []
+  others = others_of(segments=packed, a_log_sum_exp=True)
+  has_lse = registry.supports(name, dataclasses.replace(case, others=others))
+  static = binding.static_parts(heads)
+  lengths = dict.fromkeys((min(n, SMALL), n) if static else ())
+  for length, plain in zip(lengths, ("dense", "batched"), strict=False):
+    inputs = draw(static, length, sizes, dtype)
+    exact = [x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs]
+    try:
+      with jax.default_matmul_precision("highest"):
+        expected = jax.device_get(run(exact, static, plain, packed, has_lse))
+      with jax.default_matmul_precision(PRECISION.get(dtype)):
+        found = jax.device_get(run(inputs, static, name, packed, has_lse))
+      _, wrong = compare(found, expected, dtype)
+    except Exception as error:  # whatever a compiler or a device raises
+      words = " ".join(str(error).split())
+      wrong = [shorten(f"{type(error).__name__}: {words}")]
+    faults += [f"{fault} at n = {length:,}" for fault in wrong]
+  return Report(name, tuple(faults))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def run(
+  inputs: Any, heads: Any, backend: str, packed: bool, has_lse: bool
+) -> tuple[jax.Array, ...]:
+  """(out, lse, dq, dk, dv) of `attend`; lse is 0 without keys, or if unknown.
+
+  Inputs are those of `draw`.
+  """
+  q, k, v, dout, dlse = inputs
+  at_1L = np.arange(q.shape[1])[None] * 2 // q.shape[1]
+  segments_BL = at_1L.repeat(len(q), 0) if packed else None
+  settings: Any = dict(segments_BL=segments_BL, backend=backend)
+
+  def attention(q, k, v):
+    if not has_lse:
+      return attend(q, k, v, heads, **settings), 0 * dlse
+    out, lse = attend(q, k, v, heads, return_lse=True, **settings)
+    return out, jnp.where(lse == -jnp.inf, 0, lse)
+
+  results, vjp = jax.vjp(attention, q, k, v)
+  return *results, *vjp((dout, dlse))
+
+
+def draw(
+  heads: Sequence[Pattern], n: int, sizes: tuple[int, int, int], dtype: str
+) -> tuple[np.ndarray, ...]:
+  """q, k, v and the cotangents of out and lse; sizes are K, E and G."""
+  rng, (k, e, key_heads) = np.random.default_rng(n), sizes
+  of_queries, of_keys = ((len(SCORES), n, x) for x in (len(heads), key_heads))
+  shapes = (*of_queries, k), (*of_keys, k), (*of_keys, e), (*of_queries, e)
+  *arrays, dlse = (
+    rng.standard_normal(shape, np.float32) for shape in (*shapes, of_queries)
+  )
+  arrays[0] *= np.array(SCORES, np.float32)[:, None, None, None]
+  # Weights are about 1 / number of keys; with cotangents times that, all rows
+  # count alike. The gradient of lse exceeds those of the weights, so that
+  # gradients of scores are not near zero by chance.
+  counts = {x: analysis.keys_per_query(x, n) for x in {*heads}}
+  counts_LH = np.stack([counts[x] for x in heads], 1)
+  arrays[3][-1] *= counts_LH[:, :, None]
+  dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(e))
+  return *(x.astype(jnp.dtype(dtype)) for x in arrays), dlse
+
+
+def compare(
+  found: Sequence[Any], expected: Sequence[Any], dtype: str
+) -> tuple[dict[str, float], list[str]]:
+  """The error of each result of `run`, and a phrase for each that is wrong.
+
+  Errors are relative to the largest value of a head, or absolute for lse, over
+  the factor in `ALLOWED`.
+  """
+  errors, faults = {}, []
+  for name, x, y in zip(NAMES, found, expected, strict=True):
+    axes = (1, *range(3, y.ndim))
+    with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
+      error = np.abs(np.asarray(x).astype(np.float64) - y).max(axes)
+      if name != "lse":
+        error /= np.maximum(np.abs(y).max(axes), 1e-6)
+      errors[name] = float((error / np.array(ALLOWED)[:, None]).max())
+    limit = LSE_TOLERANCE if name == "lse" else TOLERANCES.get(dtype, 2e-5)
+    if not errors[name] <= limit:
+      faults.append(f"error of {name} {errors[name]:.2g}, above {limit:g}")
+  return errors, faults

@@ -1,0 +1,136 @@
+"""The check of fused kernels before a run first relies on them on a device.
+
+It runs in a process of its own, because a kernel may hang or end it. That is
+forked before this process uses the devices: a TPU belongs to one process at a
+time, and XLA takes most of a GPU's memory. Where devices are in use already, or
+several processes train together, this process checks.
+"""
+
+import contextlib
+import hashlib
+import multiprocessing
+import os
+import pathlib
+import signal
+import sys
+from typing import Any
+
+import jax
+from jax._src import xla_bridge  # nothing public says whether devices are used
+
+from sparse_transformer import atomic
+from sparse_transformer.attention import registry, verify
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
+
+MAX_SECONDS = 300  # of a check, which usually takes a few
+DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+
+
+def avoid_wrong(experiment: Experiment) -> Experiment:
+  """Makes "auto" avoid what does not compute here what plain XLA does.
+
+  Prints a line on standard error for each executor that is avoided. Returns the
+  experiment, for which it is called before devices are used.
+  """
+  config, failed = experiment.config, []
+  models = [phase.model for phase in experiment.phases.values()]
+  if config.attention.backend != "auto" or not config.attention.check:
+    return experiment
+  is_used = xla_bridge.backends_are_initialized()
+  is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
+  verdicts = _verdicts if is_used else _verdicts_of_process
+  while (last := [*verdicts(config, models)][-1:]) and last[0][2]:
+    failed += last
+    registry.AVOIDED[last[0][0]] = "it failed its check"
+  for name, path, faults in failed:
+    chosen = (registry.resolve("auto", x) for x in _cases(config, models))
+    print(
+      f"warning: attention by {' and '.join(dict.fromkeys(chosen))}, not"
+      f" {name}, which failed its check: {'; '.join(faults)}; {path} has this"
+      " verdict",
+      file=sys.stderr,
+    )
+  return experiment
+
+
+def _cases(config, models):
+  """What attention runs, in each layer that differs from others."""
+  return [x for model in models for x in costs.attention_cases(config, model)]
+
+
+def _verdicts(config, models):
+  """(executor, file of the verdict, faults) of layers, up to one with faults.
+
+  Faults are None before a check. Plain XLA is checked where it replaces a
+  kernel.
+  """
+  for case in _cases(config, models):
+    name = registry.resolve("auto", case)
+    if registry.is_plain(name) and not registry.AVOIDED:
+      continue
+    about = case.patterns, (case.length, case.num_heads, case.qk_width)
+    more: Any = dict(key_heads=case.num_key_heads, value_width=case.value_width)
+    more |= dict(dtype=case.dtype, packed="segments" in case.others)
+    path = _path(name, *about, more)
+    try:
+      faults = atomic.read_json(path)
+    except (OSError, ValueError):
+      yield name, path, None
+      faults = _kept(path, verify(*about, backend=name, **more).faults)
+    yield name, path, faults
+    if faults:
+      return
+
+
+def _verdicts_of_process(*of):
+  """`_verdicts` of a process of its own, whose end may be the last of them."""
+  fork, last = multiprocessing.get_context("fork"), None
+  ours, theirs = fork.Pipe(duplex=False)
+  child = fork.Process(target=_send, args=(theirs, *of), daemon=True)
+  child.start()
+  theirs.close()
+  with contextlib.suppress(EOFError):
+    while True:
+      yield (last := ours.recv())
+  child.join()
+  if last and last[2] is None:
+    fault = f"its process ended with status {child.exitcode}"
+    if child.exitcode == -signal.SIGALRM:
+      fault = f"it took more than {MAX_SECONDS} seconds"
+    yield *last[:2], _kept(last[1], [fault])
+  elif child.exitcode:
+    print("warning: kernels cannot be checked", file=sys.stderr)
+
+
+def _send(pipe, *of):
+  with open(os.devnull, "w") as nowhere:  # what a crash prints
+    os.dup2(nowhere.fileno(), 2)
+  os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+  signal.signal(signal.SIGALRM, signal.SIG_DFL)
+  signal.alarm(MAX_SECONDS)  # ends the process
+  for verdict in _verdicts(*of):
+    pipe.send(verdict)
+    signal.alarm(MAX_SECONDS)
+
+
+def _kept(path, faults):
+  """The faults, which a file keeps."""
+  with contextlib.suppress(OSError):  # it will be checked again
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic.write_json(path, faults)
+  return faults
+
+
+def _path(*about):
+  """The file of a verdict, whose name follows from all that it depends on."""
+  device, package = jax.local_devices()[0], pathlib.Path(__file__).parents[1]
+  about += device.device_kind, device.client.platform_version, jax.__version__
+  about += jax.lib.__version__, os.environ.get("XLA_FLAGS")
+  about += (DRIVER.exists() and DRIVER.read_bytes(),)
+  about += (*(path.read_bytes() for path in sorted(package.rglob("*.py"))),)
+  digest = hashlib.sha256(repr(about).encode()).hexdigest()
+  folder = jax.config.jax_compilation_cache_dir
+  if not folder or "://" in folder:
+    folder = os.path.expanduser("~/.cache/sparse_transformer/verdicts")
+  return pathlib.Path(folder, f"verdict-{digest[:32]}.json")

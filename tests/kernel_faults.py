@@ -1,0 +1,101 @@
+"""Executors of the CPU that are wrong, each in one of the ways of a kernel.
+
+python tests/kernel_faults.py NAMES FLAGS runs train.py with some of them.
+"""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import processes
+
+from sparse_transformer.attention import registry
+from sparse_transformer.attention.executors.xla import Xla
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.training import kernel_check
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge(Pattern):
+  """A pair beyond the causal edge."""
+
+  def mask(self, q, k):
+    return (q == 20) & (k == 21)
+
+
+def unlowered(x):
+  """x, from a primitive that no platform has."""
+  primitive = jax.extend.core.Primitive("unlowered")
+  primitive.def_abstract_eval(lambda x: x)
+  return primitive.bind(x)
+
+
+def calling(function, x):
+  """x, after a call of a function when the program runs."""
+
+  def call(x):
+    function()
+    return x
+
+  return jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def fail():
+  raise RuntimeError("illegal address")
+
+
+LSE = {
+  "lse": lambda x: x + 1e-3,
+  "lowering": unlowered,
+  "run_time": functools.partial(calling, fail),
+  "hang": functools.partial(calling, lambda: time.sleep(600)),
+  "crash": functools.partial(
+    calling, lambda: os.kill(os.getpid(), signal.SIGSEGV)
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Faulty(Xla):
+  """Plain XLA with a fault."""
+
+  name: str = ""
+
+  def plans(self, patterns, case):
+    if self.name == "edge":
+      patterns = tuple(x | Edge() for x in patterns)
+    return super().plans(patterns, case)
+
+  def forward(self, *args):
+    out, lse = super().forward(*args)
+    return out, LSE.get(self.name, lambda x: x)(lse)
+
+  def backward(self, *args):
+    dq, dk, dv, *rest = super().backward(*args)
+    if self.name == "gradient":
+      dv = dv.at[0, 5, 0, 0].set(jnp.nan)
+    return dq, dk, dv, *rest
+
+
+def register(*names):
+  for name in names:
+    registry.register(name, Faulty(name=name), platforms=("cpu",))
+
+
+def main():
+  register(*sys.argv[1].split(","))
+  kernel_check.MAX_SECONDS = 10
+  # A driver that no verdict is known of.
+  kernel_check.DRIVER = pathlib.Path(os.environ["DRIVER"])
+  sys.argv[:2] = ["", "0", "0"]
+  processes.main()
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,110 @@
+"""Runs avoid kernels that are wrong, without losing a step."""
+
+import re
+import signal
+import subprocess
+import sys
+
+import jax
+import kernel_faults
+import pytest
+import runs
+
+from sparse_transformer.attention import registry, verify
+from sparse_transformer.training import kernel_check
+from sparse_transformer.training.experiment import Experiment
+
+ENDS = {
+  "hang": "it took more than 10 seconds",
+  "crash": f"its process ended with status -{int(signal.SIGSEGV)}",
+}
+FAULTS = {
+  "edge": r"error of out 0\.\d+, above 2e-05",
+  "lse": r"error of lse 0\.001, above 0\.0001",
+  "gradient": r"error of dv nan, above 2e-05",
+  "lowering": "NotImplementedError: .*'unlowered'",
+  "run_time": ".*illegal address",
+}
+
+
+@pytest.fixture
+def check(monkeypatch, tmp_path):
+  """Checks the kernels of a run; returns the executors that were verified."""
+  jax.devices()  # in use, so that this process checks
+  monkeypatch.setattr(registry, "AVOIDED", {})
+  (tmp_path / "driver").write_text(str(tmp_path))
+  monkeypatch.setattr(kernel_check, "DRIVER", tmp_path / "driver")
+  reports = []
+
+  def counted(*args, **more):
+    reports.append(verify(*args, **more))
+    return reports[-1]
+
+  monkeypatch.setattr(kernel_check, "verify", counted)
+
+  def check(**changes):
+    reports.clear()
+    registry.AVOIDED.clear()
+    kernel_check.avoid_wrong(Experiment(runs.tiny(**changes)))
+    return [report.executor for report in reports]
+
+  yield check
+  for name in {*registry.EXECUTORS} & {*ENDS, *FAULTS}:
+    registry.unregister(name)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_wrong_kernel_is_avoided_in_a_line(name, check, capfd):
+  kernel_faults.register(name)
+  assert check() == [name, "streamed"]
+  lines = capfd.readouterr().err.splitlines()
+  (line,) = [x for x in lines if x.startswith("warning")]
+  begin = f"warning: attention by streamed, not {name}, which failed its check"
+  assert re.match(f"{begin}: {FAULTS[name]}", line)
+
+
+def test_check_is_made_once_per_device_driver_and_version(check, monkeypatch):
+  kernel_faults.register("lse")
+  assert check() == ["lse", "streamed"]
+  assert check() == [] and "lse" in registry.AVOIDED
+  assert len(check(**{"attention.pattern": "Local(5)"})) == 2
+  monkeypatch.setattr(jax, "__version__", "0")
+  assert len(check()) == 2
+  kernel_check.DRIVER.write_text(str(kernel_check.DRIVER))
+  assert len(check()) == 2 and check() == []
+
+
+def test_right_kernel_is_kept_and_plain_xla_is_not_checked(check):
+  assert check() == []
+  kernel_faults.register("none")
+  assert check() == ["none"] and not registry.AVOIDED
+  registry.unregister("none")
+
+
+def test_check_can_be_skipped(check):
+  kernel_faults.register("lse")
+  assert check(**{"attention.check": False}) == []
+  assert check(**{"attention.backend": "lse"}) == []
+
+
+@pytest.mark.parametrize(
+  "names",
+  [[*ENDS], pytest.param([*ENDS, *FAULTS], marks=pytest.mark.soak)],
+)
+def test_run_goes_on_without_kernels_that_are_wrong(names, tmp_path):
+  """In a process that is forked before devices are used."""
+  (tmp_path / "driver").write_text(str(tmp_path))
+  script, flags = kernel_faults.__file__, runs.flags_of(**{"train.steps": 2})
+  done = subprocess.run(
+    [sys.executable, script, ",".join(names), runs.DIGITS, *flags]
+    + [f"--workdir={tmp_path / 'run'}"],
+    env=runs.environment(1) | {"DRIVER": str(tmp_path / "driver")},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "attention by streamed" in done.stdout
+  assert "step 2" in re.sub(" +", " ", done.stdout)
+  lines = [x for x in done.stderr.splitlines() if x.startswith("warning: ")]
+  for name, line in zip(reversed(names), lines, strict=True):
+    assert re.search(f"not {name}, .*: {(ENDS | FAULTS)[name]}", line)

@@ -110,7 +110,7 @@ def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
 
 def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
   folder = shutil.copytree(workdir, tmp_path / "run")
-  for step, bits in ((2, 3.5), (4, 4.5)):
+  for step, bits in ((4, 4.5), (2, float("nan")), (2, 3.5)):
     about = folder / "checkpoints" / str(step) / "about" / "metadata"
     about.write_text(
       json.dumps(json.loads(about.read_text()) | {"validation": bits})
@@ -118,6 +118,8 @@ def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
     files = about.parents[1] / "files.json"
     crc = {"about/metadata": store.files.crc32(about)}
     files.write_text(json.dumps(json.loads(files.read_text()) | crc))
+    best = 2 if bits == 3.5 else 4  # what is no number is no score
+    assert step == 4 or store.Checkpoints(folder).find("best") == best
   (found,) = lines(capfd, folder, "--step=best")
   assert found["step"] == 2
   script = "sparse_transformer/sample.py"

@@ -106,6 +106,11 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
     ({}, {"model.num_heads": 4}, "model.num_heads=4 here, but 2 there"),
     ({}, {"model.rotary_base": 100.0}, "rotary_base=100.0 here, but 1"),
     (
+      {"model.positions": "learned", "attention.pattern": "AdaptiveSpan(64)"},
+      {"attention.pattern": "AdaptiveSpan(8)"},
+      "here, but AdaptiveSpan",
+    ),
+    (
       {"data.name": "bytes", "data.path": "text"},
       {"data.name": "tokens"},
       "symbols of data=tokens here, but bytes there",
@@ -204,6 +209,12 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   config = runs.tiny(**{"eval.every": 2} | PATTERN)
   with pytest.raises(ValueError, match="attention.pattern .*--allow_changes"):
     loop.train(config, workdir)
+  later = workdir / "evaluations" / "test-step4-context0-ema.json"
+  later.parent.mkdir()
+  later.touch()  # of the step that went
+  with pytest.raises(ValueError, match="of a step that would change; move it"):
+    loop.train(config, workdir, allow_changes=True)
+  later.unlink()
   loop.train(config, workdir, allow_changes=True)
   assert (
     "attention.pattern was 'strided', is 'dense'" in capsys.readouterr().err

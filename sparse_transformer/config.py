@@ -17,15 +17,9 @@ from sparse_transformer.schema import Config
 # holds. All others are what the network is, and what it is trained on.
 AFFECTS = {
   "nothing": (  # how a run computes, logs and keeps
-    *(
-      "attention.backend",
-      "attention.check",
-      "checkpoint.",
-      "data.path",
-      "eval.batch_size",
-    ),
+    *("attention.backend", "checkpoint.", "data.path", "eval.batch_size"),
     *("eval.every", "eval.samples", "mesh.", "model.remat"),
-    *("train.log_every", "train.nonfinite"),
+    *("attention.check", "train.log_every", "train.nonfinite"),
   ),
   # No score of given weights, only how they come about: from the first step
   # on, or from any step.

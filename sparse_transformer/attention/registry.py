@@ -34,6 +34,7 @@ class Choice(NamedTuple):
 
 EXECUTORS: dict[str, Executor] = {}
 _PREFERRED: dict[str, tuple[str, ...]] = {}  # on which "auto" prefers each
+PLAIN = "dense", "batched", "streamed"  # which have no kernels
 AVOIDED: dict[str, str] = {}  # what "auto" does not take, and why
 
 
@@ -59,11 +60,6 @@ def unregister(name: str) -> None:
   del EXECUTORS[name], _PREFERRED[name]
 
 
-def is_plain(name: str) -> bool:
-  """Whether XLA compiles all of an executor, which has no kernels."""
-  return _executor(name) in (dense, xla.ON_ACCELERATORS, xla.ON_CPUS)
-
-
 def backends() -> tuple[str, ...]:
   """All values that `attention.backend` may have."""
   return "auto", "dense", *EXECUTORS
@@ -76,11 +72,6 @@ def resolve(backend: str, case: Case) -> str:
   why, if it cannot run this case.
   """
   return _search(backend, case)[0]
-
-
-def supports(name: str, case: Case) -> bool:
-  """Whether an executor can run a case on its platform."""
-  return _executor(name).unsupported(case) is None
 
 
 def explain_choice(backend: str, *cases: Case) -> str:

@@ -35,16 +35,17 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   """
   config, failed = experiment.config, []
   models = [phase.model for phase in experiment.phases.values()]
+  cases = lambda: [y for x in models for y in costs.attention_cases(config, x)]
   if config.attention.backend != "auto" or not config.attention.check:
     return experiment
   is_used = xla_bridge.backends_are_initialized()
   is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
   verdicts = _verdicts if is_used else _verdicts_of_process
-  while (last := [*verdicts(config, models)][-1:]) and last[0][2]:
+  while (last := [*verdicts(cases)][-1:]) and last[0][2]:
     failed += last
     registry.AVOIDED[last[0][0]] = "it failed its check"
   for name, path, faults in failed:
-    chosen = (registry.resolve("auto", x) for x in _cases(config, models))
+    chosen = (registry.resolve("auto", x) for x in cases())
     print(
       f"warning: attention by {' and '.join(dict.fromkeys(chosen))}, not"
       f" {name}, which failed its check: {'; '.join(faults)}; {path} has this"
@@ -54,20 +55,15 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   return experiment
 
 
-def _cases(config, models):
-  """What attention runs, in each layer that differs from others."""
-  return [x for model in models for x in costs.attention_cases(config, model)]
-
-
-def _verdicts(config, models):
+def _verdicts(cases):
   """(executor, file of the verdict, faults) of layers, up to one with faults.
 
   Faults are None before a check. Plain XLA is checked where it replaces a
   kernel.
   """
-  for case in _cases(config, models):
+  for case in cases():
     name = registry.resolve("auto", case)
-    if registry.is_plain(name) and not registry.AVOIDED:
+    if name in registry.PLAIN and not registry.AVOIDED:
       continue
     about = case.patterns, (case.length, case.num_heads, case.qk_width)
     more: Any = dict(key_heads=case.num_key_heads, value_width=case.value_width)
@@ -83,11 +79,11 @@ def _verdicts(config, models):
       return
 
 
-def _verdicts_of_process(*of):
+def _verdicts_of_process(cases):
   """`_verdicts` of a process of its own, whose end may be the last of them."""
   fork, last = multiprocessing.get_context("fork"), None
   ours, theirs = fork.Pipe(duplex=False)
-  child = fork.Process(target=_send, args=(theirs, *of), daemon=True)
+  child = fork.Process(target=_send, args=(theirs, cases), daemon=True)
   child.start()
   theirs.close()
   with contextlib.suppress(EOFError):
@@ -103,13 +99,13 @@ def _verdicts_of_process(*of):
     print("warning: kernels cannot be checked", file=sys.stderr)
 
 
-def _send(pipe, *of):
+def _send(pipe, cases):
   with open(os.devnull, "w") as nowhere:  # what a crash prints
     os.dup2(nowhere.fileno(), 2)
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
   signal.alarm(MAX_SECONDS)  # ends the process
-  for verdict in _verdicts(*of):
+  for verdict in _verdicts(cases):
     pipe.send(verdict)
     signal.alarm(MAX_SECONDS)
 

@@ -1,0 +1,170 @@
+"""Laws of README and docs: links, order, names, code, numbers."""
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from sparse_transformer import config as config_lib
+from sparse_transformer.data import SOURCES
+
+REPO = pathlib.Path(__file__).parents[1]
+PACKAGE, DOCS = REPO / "sparse_transformer", REPO / "docs"
+PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
+NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
+CODE = (*sorted(PACKAGE.rglob("*.py")), REPO / "train.py", REPO / "eval.py")
+
+
+def name_of(page):
+  return str(page.relative_to(REPO))
+
+
+def lines_of(page):
+  """(number, line) of the text, without tables and code."""
+  in_code = False
+  for number, line in enumerate(page.read_text().splitlines(), 1):
+    if line.startswith("```"):
+      in_code = not in_code
+    elif not in_code and line[:1] != "|":
+      yield number, line
+
+
+def links_of(page):
+  """(path, anchor) of the links to files of the repository."""
+  text = page.read_text()
+  if page.suffix == ".ipynb":
+    cells = json.loads(text)["cells"]
+    text = "\n".join(
+      "".join(x["source"]) for x in cells if x["cell_type"] == "markdown"
+    )
+  for link in re.findall(r"\]\(([^)]*)\)", text):
+    if not link.startswith("http"):
+      path, _, anchor = link.partition("#")
+      yield (page.parent / path).resolve() if path else page, anchor
+
+
+def anchors_of(page):
+  """What links to headings end in."""
+  titles = (x.strip("# ").lower() for _, x in lines_of(page) if x[:1] == "#")
+  return {re.sub(r"[^\w\s-]", "", x).replace(" ", "-") for x in titles}
+
+
+@pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=name_of)
+def test_links_of_a_page_lead_somewhere(page):
+  broken = [
+    f"{path.name}#{anchor}"
+    for path, anchor in links_of(page)
+    if not path.exists() or (anchor and anchor not in anchors_of(path))
+  ]
+  assert broken == []
+
+
+def test_pages_have_one_order_in_index_and_navigation_and_links():
+  index = DOCS / "README.md"
+  pages = [path for path, _ in links_of(index)][1:]  # after the README
+  assert sorted(pages) == sorted({*PAGES[1:], *NOTEBOOKS} - {index})
+  # Notebooks are also pages of the site.
+  names = [page.with_suffix(".md").name for page in (index, *pages)]
+  assert re.findall(r": (\w+\.md)", (REPO / "mkdocs.yml").read_text()) == names
+  for page, following in zip(pages, [*pages[1:], None], strict=True):
+    links = [path for path, _ in links_of(page)]
+    assert index in links[-2:], f"{page.name} lacks a link to the index"
+    assert not following or links[-1] == following, f"{page.name}: wrong next"
+
+
+RECORDED = "README", "docs/evidence", "docs/speed", "docs/accelerators"
+
+
+@pytest.mark.parametrize("name", [*RECORDED, "docs/kernels"])
+def test_no_number_of_a_page_is_typed_by_hand(name):
+  """Results come from records, by make results."""
+  text = (REPO / f"{name}.md").read_text()
+  made = r"(?s)<!-- made by.*?<!-- end -->|```.*?```|`[^`]*`|\]\([^)]*\)"
+  made += r"|(?:Python|JAX) [\d.]+(?: to [\d.]+)?"
+  assert re.findall(r".*\d\.\d{2,}.*", re.sub(made, "", text)) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_names_only_what_exists(page):
+  text = re.sub(r"(?ms)^```diff$.*?^```$", "", page.read_text())
+  scripts = re.findall(r"python ([\w/]+\.py)", text)
+  scripts += re.findall(r"\b(?:configs|benchmarks)/\w+\.py", text)
+  scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
+  missing = [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
+  for module in re.findall(r"python -m ([\w.]+)(?<!NAME)", text):
+    path = REPO / module.replace(".", "/")
+    files = path.with_suffix(".py"), path / "__main__.py"
+    if not any(file.exists() for file in files):
+      missing.append(module)
+  makefile = (REPO / "Makefile").read_text()
+  for target in re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE):
+    if not re.search(rf"^{target}:", makefile, re.MULTILINE):
+      missing.append(f"make {target}")
+  assert missing == []
+
+
+def test_every_flag_and_source_is_on_a_page():
+  text = "\n".join(page.read_text() for page in PAGES)
+  code = "\n".join(path.read_text() for path in CODE)
+  flags = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code)
+  named = [rf"--(no)?{flag}\b" for flag in flags]
+  named += [f"`{source}`" for source in SOURCES]
+  assert [x for x in named if not re.search(x, text)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_names_only_flags_and_fields_that_exist(page):
+  benchmarks = (REPO / "benchmarks").rglob("*.py")
+  code = "\n".join(path.read_text() for path in (*CODE, *benchmarks))
+  known = set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code))
+  negated = re.findall(r'DEFINE_bool\(\s*"(\w+)"', code)
+  known |= {f"no{flag}" for flag in negated}
+  known |= set(re.findall(r'add_argument\(\s*"--([\w-]+)"', code)) | {"help"}
+  config = config_lib.get_config()
+  # Flags of pip and of schedulers are not ours.
+  text = re.sub(r"\b(pip|srun|sbatch|gcloud)\b.*", "", page.read_text())
+  unknown = []
+  for flag in re.findall(r"(?<![\w-])--([a-z_][\w.-]*\w)", text):
+    group, _, field = flag.removeprefix("config.").partition(".")
+    if flag.startswith("config."):
+      if group not in config or (field and field not in config[group]):
+        unknown.append(flag)
+    elif flag not in known | {"verbosity", "xla_gpu_deterministic_ops"}:
+      unknown.append(flag)
+  assert unknown == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_names_only_tests_that_exist(page):
+  tests = "\n".join(p.read_text() for p in (REPO / "tests").rglob("*.py"))
+  named = re.findall(r"\b(test_\w+)(?![\w./])", page.read_text())
+  assert [name for name in named if f"def {name}" not in tests] == []
+
+
+@pytest.mark.docs
+@pytest.mark.parametrize(
+  "name", ["README", "docs/tour", "docs/attend", "docs/architecture"]
+)
+def test_python_code_of_a_page_runs(name):
+  code = r"(?ms)^```python\n(.*?)^```$"
+  blocks = re.findall(code, (REPO / f"{name}.md").read_text())
+  assert blocks
+  command = sys.executable, "-c", "\n".join(blocks)
+  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.docs
+def test_diffs_of_a_page_fit_the_files():
+  page = (DOCS / "architecture.md").read_text()
+  for block in re.findall(r"(?ms)^```diff\n(.*?)^```$", page):
+    assert block.count("\n") <= 30
+    for path, lines in re.findall(
+      r"(?ms)^\+{3} (\S+)\n(.*?)(?=^\+{3} |\Z)", block
+    ):
+      old = [x[1:] for x in lines.splitlines() if x[:1] in "- "]
+      text = iter((REPO / path).read_text().splitlines() if old else ())
+      assert [x for x in old if x not in text] == [], path

@@ -2,17 +2,21 @@
 
 python eval.py --workdir=runs/digits
 
-Prints a JSON object for each checkpoint and each --min_context, one per line.
+Prints a JSON object for each checkpoint and each --min_context, one per line,
+and a sentence about it on standard error. --examples=N scores the first N only.
 Writes bits by position in the window to `evaluations` in the workdir, as JSON
 and as a picture, and report.py shows them in a table. The config is
 read from the workdir; any field can be overridden as in training:
 --config.attention.backend=dense. A score under overrides that change it names
 them, and has files of its own. Scores are computed in float32, also for runs in
 bfloat16 or float16, unless --config.model.dtype names another dtype.
+--config.data.path=FILE scores other data, with the same symbols.
 """
 
+import dataclasses
 import json
 import re
+import sys
 from collections.abc import Sequence
 
 from sparse_transformer import cli, version
@@ -33,22 +37,28 @@ def main(argv: Sequence[str]) -> None:
   given = cli.overrides(exact=True)
   opened = [open_run(args.workdir, given, x) for x in steps]
   runs = {run[0].config: run for run in opened}  # each is compiled once
+  requests = [
+    evaluations.Request(args.split, x, args.weights, args.examples)
+    for x in contexts
+  ]
   for experiment, _ in runs.values():  # finds errors before the work starts
     kernel_check.avoid_wrong(experiment)
-    for context in contexts:
-      experiment.source.windows(args.split, context)
+    for request in requests:
+      request.windows(experiment.source)
   unsaved = None
   with Signals() as signals:
     for step, (experiment, _) in zip(steps, opened, strict=True):
       run = runs[experiment.config]
       state = restore(*run, step, with_data=True)
-      for context in contexts:
-        command = version.command(step=step, min_context=context)
-        what = args.split, context, args.weights, command
-        request = evaluations.Request(*what)
-        result = evaluations.evaluate(*run, state, request, signals.check)
+      for request in requests:
+        command = version.command(step=step, min_context=request.min_context)
+        named = dataclasses.replace(request, command=command)
+        result = evaluations.evaluate(*run, state, named, signals.check)
         print(json.dumps(result), flush=True)
         unsaved = unsaved or result.get("unsaved")
+        if result.get("complete", True):
+          line = evaluations.sentence(result, run[0].source)
+          print(line, file=sys.stderr, flush=True)
         signals.check()
   if unsaved:
     raise OSError(f"what is printed could not be written: {unsaved}")
@@ -80,6 +90,9 @@ def _integers(flag: str, words: Sequence[str]) -> list[int]:
 
 if __name__ == "__main__":
   flags.DEFINE_enum("split", "test", SPLITS, "Split to score.")
+  flags.DEFINE_integer(
+    "examples", None, "How many examples to score, the first; or all.", 1
+  )
   flags.DEFINE_list(
     "step", [], "Steps; all; or best, by validation in training; or the last."
   )

@@ -30,13 +30,14 @@ AFFECTS = {
   "updates": ("attention.schedule", "eval.sequences", "optimizer.", "train."),
   "updates and scores": ("attention.",),
   "rounding": ("model.dtype",),
+  "data": ("data.fractions", "data.name"),  # if they are not the run's own
 }
 # Fields that may differ if a run resumes, if it does so with --allow_changes,
 # and if it is evaluated; the last two tell how scores differ.
 FREE = {"nothing"}
 CHANGEABLE = {"nothing", "updates", "updates and scores"}
 UNSCORED = {"nothing", "start", "updates"}
-FREE_IN_EVALUATION = {*AFFECTS}
+FREE_IN_EVALUATION = {*AFFECTS} - {"data"}
 # Fields of earlier versions, each with the value that is now fixed, or None if
 # it affected no result.
 RETIRED = {

@@ -2,21 +2,29 @@
 
 python -m sparse_transformer.sample --workdir=runs/digits --num=16
 
-Writes them into the workdir: images as samples.png, next to real ones; other
-data as samples.txt, samples.fasta or samples_0.wav, samples_1.wav, ...
+Writes them into the workdir, or the folder --out: images as samples.png, next
+to real ones; other data as samples.txt, samples.fasta or samples_0.wav,
+samples_1.wav, ... Text is also printed. Samples that are there are renamed.
 With --given=N, the samples start with the first N positions of sequences of the
-test split; with --prompt=FILE, with the contents of a file. Tokens are integers
-in both files, with spaces between them and a line for each sequence.
+test split; with --prompt=TEXT, with a text; with --prompt=@FILE, with the
+contents of a file. Tokens are integers in prompts and samples, with spaces
+between them and a line for each sequence.
 """
 
+import contextlib
+import itertools
+import os
 import pathlib
+import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from sparse_transformer import cli, data, version
+from sparse_transformer import atomic, cli, data, version
 from sparse_transformer.cli import flags
 from sparse_transformer.data import files
+
+SAMPLES = r"samples((_\d+)?\.(png|txt|fasta|wav|json))"  # names of files
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,6 +44,8 @@ def main(argv: Sequence[str]) -> None:
   prompts = _prompts(source, args.num, args.given, args.prompt)
   mesh.check_network(experiment.model, experiment.mesh.shape)
   state = restore(*run, step, with_data=args.given > 0)
+  folder = pathlib.Path(args.out or args.workdir)
+  folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
     tokens, seconds = sampling.sample(
       decoder,
@@ -48,21 +58,47 @@ def main(argv: Sequence[str]) -> None:
     )
   step = int(state.step)
   about = dict(step=step, command=version.command(step=step))
-  paths = samples.save(args.workdir, source, tokens, **about)
+  before = _set_aside(folder, about)
+  paths = samples.save(folder, source, tokens, **about)
+  if paths[0].suffix in samples.TEXTS:
+    print(samples.read_text(paths[0]), end="\n\n")
   drawn = tokens.size - prompts.size
   more = " ..." if len(paths) > 1 else ""
   print(
-    f"{args.num} samples of step {step} in {paths[0]}{more};"
+    f"{args.num} sample{'s' * (args.num > 1)} of step {step} in"
+    f" {paths[0]}{more}{before};"
     f" {drawn / seconds if drawn else 0:,.0f} symbols per second"
   )
 
 
-def _prompts(source, num, given, path):
+def _set_aside(folder, about):
+  """Renames the samples in a folder, unless made by the same command.
+
+  Says how, if there are any.
+  """
+  with contextlib.suppress(OSError, ValueError):
+    if atomic.read_json(folder / "samples.json") == about:
+      return ""
+  found = [
+    (path, match[1])
+    for path in sorted(folder.iterdir())
+    if (match := re.fullmatch(SAMPLES, path.name))
+  ]
+  if not found:
+    return ""
+  names = (f"samples-{number}" for number in itertools.count(1))
+  name = next(x for x in names if not [*folder.glob(f"{x}[._]*")])
+  for path, rest in found:
+    path.rename(path.with_name(name + rest))
+  return f"; those before are {name}{found[-1][1]}"
+
+
+def _prompts(source, num, given, text):
   """The first positions of the sequences to draw, [num, S]; S may be 0."""
-  if given and path:
+  if given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
-  if path:
-    prompt = _read_prompt(source, pathlib.Path(path))
+  if text:
+    prompt = _read_prompt(source, text)
     return np.broadcast_to(prompt, (num, len(prompt)))
   from sparse_transformer.training.evaluation import samples
 
@@ -76,14 +112,25 @@ def _prompts(source, num, given, path):
   return samples.real_examples(source, num)[:, :given]
 
 
-def _read_prompt(source, path):
-  """The symbols of a file, at most as many as a sequence has."""
+def _read_prompt(source, text):
+  """The symbols of a text or @FILE, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
       "--prompt is for text, tokens, bases and sound; to complete real images,"
       " use --given=N"
     )
-  prompt = source.codec.decode(files.read(path), path)
+  if text.startswith("@"):
+    path = files.from_config(text[1:])
+    content = files.read(path)
+  else:
+    path, content = pathlib.Path("--prompt"), os.fsencode(text)
+    if source.codec.suffix == ".fasta" and text[0] != ">":
+      content = b">\n" + content
+    if os.path.exists(text):
+      raise ValueError(f"--prompt={text} is a file; write --prompt=@{text}")
+  prompt = source.codec.decode(content, path)
+  if source.separator is not None:  # which decode puts at the end
+    prompt = prompt[:-1]
   if not 0 < len(prompt) <= source.length:
     raise ValueError(
       f"{path} has {len(prompt):,} symbols; a prompt has between 1 and"
@@ -106,6 +153,7 @@ if __name__ == "__main__":
   )
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
-  flags.DEFINE_string("prompt", None, "File that the sequences start with.")
+  flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")
+  flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
   cli.run(main, cli.on_workdir)

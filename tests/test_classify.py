@@ -111,7 +111,10 @@ def test_separable_classes_are_learned(run, capsys):
   *_, last = (line for line in lines if line["split"] == "validation")
   assert last["accuracy"] > 0.9
   assert runs.command("eval.py", f"--workdir={workdir}") == 0
-  result = json.loads(capsys.readouterr().out)
+  out, err = capsys.readouterr()
+  result = json.loads(out)
+  assert result["classes"] == ["a", "b"]
+  assert "bits/label, accuracy " in err and err.endswith(", 40 examples\n")
   assert result["accuracy"] > 0.9 and result["bits_per_dim"] < 0.5
   assert result["unit"] == "bits/label" and result["tokens"] == 40
   p = result["accuracy"]

@@ -12,12 +12,13 @@ import jax
 import numpy as np
 import pytest
 import runs
+import scipy.io.wavfile
 
 from sparse_transformer import data
 from sparse_transformer.data import SPLITS
 from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
-from sparse_transformer.training.evaluation import scoring
+from sparse_transformer.training.evaluation import evaluations, scoring
 from sparse_transformer.training.evaluation.evaluations import Request, evaluate
 from sparse_transformer.training.experiment import (
   Experiment,
@@ -159,6 +160,118 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   assert {*ends[1:]} == {f"{k}={v}" for k, v in settings.items()}
 
 
+def test_first_examples_are_scored_apart(workdir, tmp_path, capfd):
+  folder = shutil.copytree(workdir, tmp_path / "run")
+  words = "--min_context=7", "--split=validation"
+  (whole,) = lines(capfd, folder, *words)
+  saved = runs.files(folder / "evaluations")
+  (part,) = lines(capfd, folder, *words, "--examples=2")
+  assert (part["examples"], part["tokens"]) == (2, 32 + 25)
+  assert part["overrides"] == dict(examples=2)
+  assert part["bits_per_dim"] != whole["bits_per_dim"]
+  now = runs.files(folder / "evaluations")
+  assert now | saved == now
+  new = {"validation-step4-context7-ema-examples2.json"}
+  assert {x for x in now.keys() - saved.keys() if "png" not in x} == new
+  (all_,) = lines(capfd, folder, *words, f"--examples={whole['examples']}")
+  assert all_["bits_per_dim"] == whole["bits_per_dim"]
+
+
+def test_sentence_has_as_many_digits_as_are_known():
+  result = dict(bits_per_dim=1.51234, standard_error=0.0172, examples=200)
+  result |= dict(split="test", step=1000, unit="bits/dim", tokens=12_800)
+  result |= dict(overrides={"examples": 200, "attention.pattern": "dense"})
+  assert evaluations.sentence(result, data.Images((8, 8, 1), 17, dict)) == (
+    "test, step 1,000: 1.512 ± 0.017 bits/dim, 200 images, examples=200,"
+    " attention.pattern=dense"
+  )
+  result |= dict(standard_error=None, unit="bits/byte", overrides={})
+  assert evaluations.sentence(result, data.Stream(32, 8, dict)) == (
+    "test, step 1,000: 1.5123 bits/byte, 12,800 bytes"
+  )
+
+
+# Other data than those of the run.
+
+OTHERS = {  # small data of each source that reads files
+  "bytes": lambda path, drawn: path.write_bytes(drawn.tobytes()),
+  "images": lambda path, drawn: np.save(
+    path.with_suffix(".npy"), drawn[:240].reshape(15, 4, 4, 1)
+  ),
+  "jsonl": lambda path, drawn: path.write_text(
+    json.dumps(dict(text="".join(map(chr, drawn % 128))))
+  ),
+  "tokens": lambda path, drawn: np.save(path.with_suffix(".npy"), drawn),
+  "fasta": lambda path, drawn: path.write_text(
+    ">x\n" + "".join("ACGT"[i % 4] for i in drawn)
+  ),
+  "audio": lambda path, drawn: scipy.io.wavfile.write(path, 12_000, drawn),
+  "labelled": lambda path, drawn: [
+    (path / name / str(i)).write_bytes(drawn[9 * i :][:9].tobytes())
+    for name in "xy"
+    for i in range(9)
+    if not (path / name).mkdir(parents=True, exist_ok=True)
+  ],
+}
+
+
+def write_other(name, folder, seed):
+  """A folder or file with random data; the config of a run on it."""
+  folder.mkdir()
+  drawn = np.random.RandomState(seed).randint(1, 256, 300).astype(np.uint8)
+  path = folder / "x"
+  OTHERS[name](path, drawn)
+  path = path if path.exists() else path.with_suffix(".npy")
+  changes = {"data.name": name, "attention.stride": 4, "attention.window": 4}
+  if name == "labelled":
+    changes |= {"model.task": "classify"}
+  return path, runs.text(path, **changes)
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_data_are_scored_apart(name, tmp_path, capfd):
+  folders, paths, found = [], [], []
+  for seed in range(2):
+    path, config = write_other(name, tmp_path / f"data{seed}", seed)
+    folder = tmp_path / f"run{seed}"
+    runs.untrained(folder, config, with_random_params)
+    paths.append(path)
+    folders.append(folder)
+    found += lines(capfd, folder)
+  saved = runs.files(folders[0] / "evaluations")
+  word = f"--config.data.path={paths[1]}"
+  (other,) = lines(capfd, folders[0], word)
+  assert other["bits_per_dim"] == found[1]["bits_per_dim"]
+  assert other["bits_per_dim"] != found[0]["bits_per_dim"]
+  assert other["overrides"]["data.path"] == str(paths[1])
+  assert other["overrides"]["data"]["crc32"]
+  now = runs.files(folders[0] / "evaluations")
+  assert now | saved == now and len(now) == 2 * len(saved)
+  # In another place, the same data are the run's own.
+  paths[0].parent.rename(tmp_path / "moved")
+  word = f"--config.data.path={tmp_path / 'moved' / paths[0].name}"
+  (moved,) = lines(capfd, folders[0], word)
+  assert moved | dict(command="") == found[0] | dict(command="")
+  if name == "labelled":  # what labels mean must be the same
+    (paths[1] / "x").rename(paths[1] / "z")
+    word = f"--config.data.path={paths[1]}"
+    assert runs.command("eval.py", f"--workdir={folders[0]}", word) == 1
+    assert "the classes of the data are ['y', 'z']" in capfd.readouterr().err
+
+
+def test_text_of_another_source_is_scored_in_other_parts(workdir, capfd):
+  text = workdir.parent / "other.jsonl"
+  text.write_text(json.dumps(dict(text="x" * 399)))
+  words = "--config.data.name=jsonl", f"--config.data.path={text}"
+  words += ("--config.data.fractions=(0.1,0.1,0.8)",)
+  (found,) = lines(capfd, workdir, *words)
+  assert found["tokens"] == 320 and found["overrides"]["data.name"] == "jsonl"
+  word = f"--config.data.path={workdir / 'nowhere'}"
+  assert runs.command("eval.py", f"--workdir={workdir}", word) == 1
+  assert "no file or folder" in capfd.readouterr().err
+
+
 def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   (result,) = lines(capfd, workdir, "--split=validation", "--min_context=9")
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
@@ -220,7 +333,7 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   result = json.loads(output.out.splitlines()[-1])
   assert result["complete"] is False
   assert (result["examples"], result["tokens"]) == (1, 32)
-  assert output.err == "eval.py: stopped: SIGTERM\n"
+  assert output.err == "eval.py: stopped: SIGTERM\n"  # and no sentence
 
 
 def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
@@ -229,7 +342,8 @@ def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
   (run / "evaluations").touch()
   assert runs.command("eval.py", f"--workdir={run}", "--step=all") == 1
   out, err = capfd.readouterr()
-  assert len(out.splitlines()) > 1 and err.count("\n") == 1
+  assert len(out.splitlines()) > 1
+  assert len(err.splitlines()) == len(out.splitlines()) + 1  # a sentence each
   assert all(json.loads(x)["bits_per_dim"] for x in out.splitlines())
   assert "what is printed could not be written" in err and "evaluations'" in err
 

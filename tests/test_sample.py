@@ -33,13 +33,46 @@ def command(workdir, *words):
 
 def test_text_continues_a_prompt(text, tmp_path):
   (tmp_path / "prompt").write_bytes(b"Once upon ")
-  prompt = f"--prompt={tmp_path / 'prompt'}"
-  assert command(text, "--num=2", prompt) == 0
+  prompt = f"--prompt=@{tmp_path / 'prompt'}"
+  assert command(text, "--num=2", prompt, f"--out={tmp_path / 'file'}") == 0
+  assert command(text, "--num=2", "--prompt=Once upon ") == 0
   written = (text / "samples.txt").read_bytes()
+  assert (tmp_path / "file" / "samples.txt").read_bytes() == written
   assert len(written) == 2 * 32 + len(codecs.RULE)
   first, second = written[:32], written[-32:]
   assert first[:10] == second[:10] == b"Once upon "
   assert first[10:] != second[10:]
+
+
+def test_samples_are_printed_and_those_before_are_kept(text, tmp_path, capsys):
+  words = "--num=1", f"--out={tmp_path}"
+  for seed in 0, 1, 1, 2:
+    capsys.readouterr()
+    assert command(text, *words, f"--seed={seed}", "--prompt=abc") == 0
+    written = (tmp_path / "samples.txt").read_bytes()
+    out = capsys.readouterr().out
+    assert out.startswith("abc")
+  assert f"1 sample of step 0 in {tmp_path / 'samples.txt'}" in out
+  assert "; those before are samples-2.txt;" in out
+  names = {path.name for path in tmp_path.iterdir()}
+  kinds = "txt", "json"
+  stems = "samples", "samples-1", "samples-2"  # seed 1 was the same twice
+  assert names == {f"{stem}.{kind}" for stem in stems for kind in kinds}
+  texts = {(tmp_path / f"{stem}.txt").read_bytes() for stem in stems}
+  assert len(texts) == 3 and written in texts
+
+
+def test_prompt_ends_where_samples_go_on(tmp_path):
+  """Without the separator that ends a document, or a file's last newline."""
+  (tmp_path / "text").write_bytes(b"some text " * 50)
+  config = runs.text(tmp_path / "text", **{"data.documents": True})
+  runs.untrained(tmp_path / "run", config)
+  words = "--num=1", "--prompt=some", "--nocache"
+  assert command(tmp_path / "run", *words) == 0
+  found = (tmp_path / "run" / "samples.txt").read_bytes()
+  assert found[:4] == b"some" and found[4] != 0
+  for codec, text in (codecs.Letters(), b"a b\n"), (codecs.Letters(), b"a b"):
+    assert codec.decode(text, tmp_path).tolist() == [1, 0, 2]
 
 
 def test_samples_complete_real_images_and_are_next_to_them(images):

@@ -154,9 +154,9 @@ class Stream:
     size = len(data) - self.length + 1
     return Lazy(size, lambda i: data[i : i + self.length])
 
-  def num_bytes(self, split: str) -> int | None:
-    """The bytes that the symbols of a split stand for; None if unknown."""
-    return self.codec.num_bytes(_of_split(self.load, split))
+  def num_bytes(self, split: str, size: int) -> int | None:
+    """The bytes that the first symbols of a split are; None if unknown."""
+    return self.codec.num_bytes(_of_split(self.load, split)[:size])
 
   def digest(self) -> dict[str, int | str]:
     """Number and CRC-32 of the symbols in all splits."""

@@ -29,6 +29,7 @@ def introduce(
   """Prints what to know about a run before it is compiled."""
   config, source = experiment.config, experiment.source
   network, batch = experiment.model, config.train.batch_size
+  layers = network.num_layers
   number, unit = len(experiment.examples), "examples"
   if isinstance(source, data.Stream):
     number, unit = number + source.length - 1, "symbols"
@@ -37,7 +38,7 @@ def introduce(
   split = [f"{size} along {axis}" for axis, size in axes if size > 1]
   print(
     f"{model_lib.count_parameters(network):,} parameters,"
-    f" {network.num_layers} layers of width {network.width},"
+    f" {layers} layer{'s' * (layers > 1)} of width {network.width},"
     f" {' then '.join(model_lib.schedule(config).values())};"
     f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
     f" {source.unit}"

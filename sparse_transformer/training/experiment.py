@@ -234,17 +234,20 @@ def restore(
 ) -> step_lib.State:
   """The state at a step; None for the last, "best" by validation in training.
 
-  With `with_data`, the data must be the run's.
+  With `with_data`, the data must be the run's, or others that the config names,
+  with the same symbols.
 
   Raises:
     FileNotFoundError: no checkpoint exists, or it has just been deleted.
     ValueError: the checkpoint is from another network, or on other data.
   """
   state = checkpoints.restore(experiment.like, checkpoints.find(step))
-  checkpoints.check(
-    int(state.step),
-    experiment.config,
-    experiment.source.digest() if with_data else None,
-    config_lib.FREE_IN_EVALUATION,
-  )
+  config, source, digest = experiment.config, experiment.source, None
+  free = config_lib.FREE_IN_EVALUATION
+  if with_data and checkpoints.has_other_data(int(state.step), config):
+    checkpoints.check_symbols(int(state.step), source)
+    free = {*free, "data"}
+  elif with_data:
+    digest = source.digest()
+  checkpoints.check(int(state.step), config, digest, free)
   return state

@@ -63,7 +63,7 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
   lines = [line for line in out.splitlines() if line[:5] != "step "]
   data, steps, attention, compiling, compiled, traced, opened, best = lines
   assert data.endswith(
-    " parameters, 1 layers of width 16, strided; digits: 1,397 examples, 64 in"
+    " parameters, 1 layer of width 16, strided; digits: 1,397 examples, 64 in"
     " a sequence, bits/dim"
   )
   about = "4 steps, 8 sequences or 512 tokens in a step; 1 x cpu; commit"

@@ -167,6 +167,22 @@ class Checkpoints:
     kept = {x for x, _ in changes if config_lib.affects(x) in config_lib.FREE}
     return now.replace(**{x: old for x, (old, _) in changes if x not in kept})
 
+  def has_other_data(self, step: int, config: schema.Config) -> bool:
+    """Whether a config does not name the data that the workdir's names."""
+    own = self.config(step).data
+    return (own.name, own.path) != (config.data.name, config.data.path)
+
+  def check_symbols(self, step: int, source: Source) -> None:
+    """Raises ValueError if symbols or classes mean something else here."""
+    saved = self.describe(step)
+    here = dict(symbols=source.symbols, classes=[*source.classes])
+    if differing := [x for x in here if saved.get(x, here[x]) != here[x]]:
+      name = differing[0]
+      raise ValueError(
+        f"the {name} of the data are {here[name]}, but those of checkpoint"
+        f" {self._path(step)} are {saved[name]}; use data with the same"
+      )
+
   def _path(self, step: int) -> pathlib.Path:
     return self._folder / str(step)
 

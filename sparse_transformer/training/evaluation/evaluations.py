@@ -7,6 +7,7 @@ each position; beside it is a picture of these.
 import dataclasses
 import functools
 import json
+import math
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +34,19 @@ class Request:
   split: str = "test"  # one of `data.SPLITS`
   min_context: int = 0  # the least number of positions before a scored one
   weights: str = "ema"  # or "params", see `State`
+  examples: int | None = None  # the first ones, or None for all
   command: str = ""  # that asks for it, kept with the result
+
+  def windows(self, source: data.Source) -> data.Lazy:
+    """Those to score, see `data.Source`; ValueError if they do not exist."""
+    windows = source.windows(self.split, self.min_context)
+    number = len(windows) if self.examples is None else self.examples
+    if number > len(windows):
+      raise ValueError(
+        f"--examples={number} must be at most {len(windows):,}, those of the"
+        f" {self.split} split"
+      )
+    return data.Lazy(number, windows.__getitem__)
 
 
 def evaluate(
@@ -51,21 +64,22 @@ def evaluate(
     and is not saved. If it cannot be written, `unsaved` says why.
 
   Raises:
-    ValueError: the split or the context does not exist.
+    ValueError: the split, the context or so many examples do not exist.
   """
   config, source = experiment.config, experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
   mesh.check_network(experiment.model, experiment.mesh.shape)
-  windows = source.windows(request.split, request.min_context)
+  windows, step = request.windows(source), int(state.step)
+  partly = {} if request.examples is None else dict(examples=request.examples)
   # The error is over images or labels, or over blocks of symbols.
   block = scoring.BLOCK if isinstance(source, data.Stream) else None
   tally = scoring.Tally(len(windows[0][1]), block)
   about: Result = dict(
     split=request.split,
-    step=int(state.step),
+    step=step,
     min_context=request.min_context,
     weights=request.weights,
-    overrides=_overrides(config, checkpoints, int(state.step)),
+    overrides=partly | _overrides(experiment, checkpoints, step),
     command=request.command,
     dtype=config.model.dtype,
     unit=source.unit,
@@ -94,6 +108,31 @@ def evaluate(
   return result
 
 
+def sentence(result: Result, source: data.Source) -> str:
+  """A result for readers: "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
+
+  ± is the standard error, with two digits.
+  """
+  size = f"{result['examples']:,} examples"
+  if isinstance(source, data.Stream):
+    size = f"{result['tokens']:,} {source.unit.removeprefix('bits/')}s"
+  elif isinstance(source, data.Images):
+    size = f"{result['examples']:,} images"
+
+  def shown(name: str, error: str) -> str:
+    value, spread = result[name], result[error]
+    if not spread:
+      return f"{value:.4f}"
+    digits = max(0, 1 - math.floor(math.log10(spread)))
+    return f"{value:.{digits}f} ± {spread:.{digits}f}"
+
+  parts = [f"{shown('bits_per_dim', 'standard_error')} {result['unit']}", size]
+  if "accuracy" in result:
+    parts.insert(1, f"accuracy {shown('accuracy', 'accuracy_error')}")
+  parts += [f"{name}={x}" for name, x in result["overrides"].items()]
+  return f"{result['split']}, step {result['step']:,}: {', '.join(parts)}"
+
+
 def _details(source, split, tally):
   """What the data add to a score: by channel, per byte, the optimum."""
   match source:
@@ -101,24 +140,31 @@ def _details(source, split, tally):
       return dict(optimum=optimum)
     case data.Images(shape=(_, _, channels)) if channels > 1:
       return dict(by_channel=tally.means(channels).tolist())
-    case data.Stream() if num := source.num_bytes(split):
-      # Each token is scored once.
+    case data.Sequences(classes=names) if names:
+      return dict(classes=[*names])
+    # Each token is scored once, from the first.
+    case data.Stream() if num := source.num_bytes(split, tally.tokens):
       return dict(bits_per_byte=float(tally.bits_L.sum()) / num)
   return {}
 
 
-def _overrides(config, checkpoints, step):
+def _overrides(experiment, checkpoints, step):
   """The settings by which a score is not the checkpoint's own."""
-  free = config_lib.FREE_IN_EVALUATION
+  config, free = experiment.config, config_lib.AFFECTS
   changes = checkpoints.check(step, config, None, free)
   found = {name: new for name, (_, new) in changes.items()}
   found["model.dtype"] = config.model.dtype
   if config.model.dtype == "float32":  # which scores are in by default
     del found["model.dtype"]
   unscored = config_lib.UNSCORED
-  return {
+  found = {
     k: v for k, v in found.items() if config_lib.affects(k) not in unscored
   }
+  if checkpoints.has_other_data(step, config):
+    digest = experiment.source.digest()
+    if digest != checkpoints.describe(step)["data"]:  # it was not moved
+      found |= {"data.path": config.data.path, "data": digest}
+  return found
 
 
 def _save(experiment, checkpoints, result, bits_L):
@@ -129,7 +175,10 @@ def _save(experiment, checkpoints, result, bits_L):
     by_position=[None if np.isnan(x) else round(float(x), 6) for x in bits_L],
   )
   name = "{split}-step{step}-context{min_context}-{weights}".format(**result)
-  if overrides := result["overrides"]:  # the run's own result stays
+  overrides = dict(result["overrides"])  # the run's own result stays
+  if number := overrides.pop("examples", None):
+    name += f"-examples{number}"
+  if overrides:
     name += f"-overrides{zlib.crc32(json.dumps(overrides).encode()):08x}"
   path = checkpoints.workdir / "evaluations" / f"{name}.json"
   path.parent.mkdir(exist_ok=True)

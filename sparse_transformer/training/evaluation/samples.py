@@ -17,6 +17,7 @@ from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
 
+TEXTS = ".txt", ".fasta"  # suffixes of samples that can be printed
 MAX_TEXT = 4000  # bytes of sampled text that are shown
 # Pixels: the width of images side by side, and the space between two, between
 # the halves of a picture, and for their labels.
@@ -66,7 +67,7 @@ def draw_in_training(
     check_stop=check_stop,
   )
   path, *_ = save(folder, source, tokens, step=int(state.step))
-  if path.suffix in (".txt", ".fasta"):  # as code, so that it is no Markdown
+  if path.suffix in TEXTS:  # as code, so that it is no Markdown
     return textwrap.indent(read_text(path), "    ", lambda line: True)
   return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
 

@@ -78,6 +78,11 @@ class Tally:
     self._moments += [len(means), means.sum(), (means**2).sum()]
     self._open = bits[end:]
 
+  @property
+  def tokens(self) -> int:
+    """How many positions were scored."""
+    return int(self.counts_L.sum())
+
   def summary(self) -> dict[str, Any]:
     """The result so far.
 
@@ -86,7 +91,7 @@ class Tally:
       fewer than two blocks; how many `examples`, windows, and scored `tokens`;
       of labels, the `accuracy` and its `accuracy_error`, a standard error.
     """
-    total, error = int(self.counts_L.sum()), None
+    total, error = self.tokens, None
     n, accuracy = self.windows, {}
     blocks, means, squares = self._moments
     if blocks > 1:

@@ -14,6 +14,7 @@ import os
 import pathlib
 import sys
 import tempfile
+import textwrap
 from collections.abc import Iterable
 from unittest import mock
 
@@ -114,20 +115,23 @@ def compile_kernels(preset: str, name: str) -> dict:
 
 def kernel_table(results: Iterable[dict]) -> str:
   """The kernels that spill registers or do not compile."""
-  results = list(results)
-  rows = [("attention", "GPU", "spilled", "presets")]
+  results, bad = list(results), {}
   for x in results:
     if x["spilled_bytes"] or not x["compiles"]:
-      spilled = f"{x['spilled_bytes']} B" if x["compiles"] else "fails"
-      named = ", ".join(f"`{y}`" for y in x["presets"])
-      rows.append((x["kind"], x["target"], spilled, named))
+      what = f"{x['spilled_bytes']:,} B" if x["compiles"] else "fails"
+      names = ", ".join(f"`{y}`" for y in x["presets"])
+      bad.setdefault((x["kind"], names), []).append(f"{x['target']} {what}")
   gpus = ", ".join(dict.fromkeys(x["target"] for x in results))
-  presets = len({y for x in results for y in x["presets"]} - {*WIDTHS})
+  number = len({y for x in results for y in x["presets"]} - {*WIDTHS})
   text = (
-    f"All other kernels of {presets} presets compile for {gpus} without spills:"
+    f"The attention of {number} presets and of other widths spills no registers"
+    f" on {gpus}"
   )
-  if not rows[1:]:
-    return text.replace("other kernels", "kernels").replace(":", ".")
+  if not bad:
+    return f"{text}."
+  rows = [("executor, widths K and E", "presets", "spilled registers")]
+  rows += [(*key, ", ".join(found)) for key, found in bad.items()]
+  text = textwrap.fill(f"{text}, but for:", 100)
   return f"{text}\n\n{tables.markdown(rows)}"
 
 

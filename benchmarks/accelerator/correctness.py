@@ -22,6 +22,7 @@ from benchmarks.record import REPO
 from sparse_transformer import patterns
 from sparse_transformer.attention import verification
 from sparse_transformer.attention.contract import others_of
+from sparse_transformer.attention.executors import cudnn
 from sparse_transformer.attention.verification import TOLERANCES
 
 sys.path.insert(0, str(REPO / "tests"))
@@ -39,6 +40,7 @@ FULL = (
   *("Block(256)", "Strided(32)", "Block(128) | Summary(128, 32)"),
   "BigBird(block=64)",
 )
+DENSE = "Causal()", "Local(300)", "Strided(128)", "Block(256)", "Dilated(64, 9)"
 # {n: stride}; at the last two lengths, Triton splits long lists of queries.
 STRIDES = {3072: 96, 12_288: 128, 65_536: 256}
 PAPER = "Local({l}) | Strided({l})", "Block({l}) | Summary({l}, 32)"
@@ -94,7 +96,23 @@ def entries(settings: Settings) -> dict:
         for title, mix in chosen[::step]:
           run = functools.partial(check, name, mix, dtype)
           found[f"{name}, {dtype}, {title}"] = run
+    if executors.CUDNN in names:
+      for dtype in cudnn.DTYPES:
+        run = functools.partial(check_dense, dtype, 3072)
+        found[f"{executors.CUDNN}, {dtype}, dense patterns"] = run
   return found
+
+
+def check_dense(dtype: str, n: int) -> dict:
+  """What cuDNN gets wrong, which gives no log-sum-exp, in patterns of its."""
+  heads = _parse(DENSE)
+  about = executors.CUDNN, 1, n, heads, (64, 64), dtype
+  if reason := executors.unsupported(*about):
+    return {"skipped": reason}
+  sizes = n, len(heads), 64
+  report = verification.verify(heads, sizes, dtype, backend=executors.CUDNN)
+  found = dict(executor=executors.CUDNN, dtype=dtype, n=n, patterns=DENSE)
+  return found | ({"failed": "; ".join(report.faults)} if report.faults else {})
 
 
 def mixes(small: bool, dtype: str) -> dict[str, Mix]:

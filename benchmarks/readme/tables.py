@@ -174,6 +174,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "docs/accelerators.md": {
     "explained": explained,
     "compiled": lambda: compiled.table(record.read("compiled")),
+    "kernels": lambda: compiled.kernel_table(record.read("kernels")),
     "measured": measured,
   },
 }

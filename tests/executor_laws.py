@@ -193,13 +193,7 @@ def assert_close(found, expected, tolerance=2e-5):
 
 
 def agrees_with_the_reference(
-  backend,
-  heads,
-  n,
-  tile=0,
-  dtype=jnp.float32,
-  tolerance=2e-5,
-  options=PLAIN,
+  backend, heads, n, tile=0, dtype=jnp.float32, tolerance=2e-5, options=PLAIN
 ):
   inputs = random_inputs(n, len(heads), dtype=dtype, group=options.group)
   unoptimized = jax.config.read("jax_disable_most_optimizations")

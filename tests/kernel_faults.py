@@ -23,8 +23,6 @@ from sparse_transformer.training import kernel_check
 
 @dataclasses.dataclass(frozen=True)
 class Edge(Pattern):
-  """A pair beyond the causal edge."""
-
   def mask(self, q, k):
     return (q == 20) & (k == 21)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grain  # noqa: F401  defines its flags now, not within a command
 import jax
+import numpy as np
 from absl import app, flags, logging
 from ml_collections import ConfigDict
 
@@ -132,6 +133,12 @@ def files(folder: pathlib.Path) -> dict[str, bytes | None]:
     str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None
     for path in sorted(folder.rglob("*"))
   }
+
+
+def arrays(tree: Any) -> list[tuple[np.dtype, bytes]]:
+  """The type and the bytes of each array of a tree."""
+  leaves = map(np.asarray, jax.tree.leaves(tree))
+  return [(x.dtype, x.tobytes()) for x in leaves]
 
 
 def without_speed(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -22,8 +22,16 @@ IN_PLACE = {
 
 @pytest.mark.parametrize("kind", IN_PLACE)
 def test_file_is_written_through_no_link_and_no_pipe(kind, tmp_path):
+  """And only a regular file is appended to."""
   path = tmp_path / "name"
   IN_PLACE[kind](path)
+  if kind == "file":
+    with atomic.appending(path) as file:
+      file.write("er")
+    assert path.read_text() == "older"
+  else:
+    with pytest.raises(ValueError, match="/name is not a regular file"):
+      atomic.appending(path)
   atomic.write_text(path, "é")
   assert path.read_bytes() == "é".encode() and not path.is_symlink()
   assert not (tmp_path / "nowhere").exists()
@@ -46,16 +54,3 @@ def test_failure_keeps_the_file_and_names_it(tmp_path):
     with pytest.raises(OSError) as error:
       atomic.write_text(place, "")
     assert str(error.value).endswith(f"{str(place)!r}")
-
-
-@pytest.mark.parametrize("kind", IN_PLACE)
-def test_only_a_regular_file_is_appended_to(kind, tmp_path):
-  path = tmp_path / "name"
-  IN_PLACE[kind](path)
-  if kind != "file":
-    with pytest.raises(ValueError, match="/name is not a regular file"):
-      atomic.appending(path)
-    return
-  with atomic.appending(path) as file:
-    file.write("er")
-  assert path.read_text() == "older"

@@ -8,11 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import (
-  attention as benchmark,
-  report,
-  worker,
-)
+from benchmarks import attention as benchmark, report, worker
 from sparse_transformer import attention, patterns
 
 pytestmark = pytest.mark.tools

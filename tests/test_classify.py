@@ -1,6 +1,5 @@
 """Tests of networks that classify, and of commands on their runs."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -19,11 +18,7 @@ from sparse_transformer import model, patterns
 from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations
-from sparse_transformer.training.experiment import (
-  Experiment,
-  open_run,
-  restore,
-)
+from sparse_transformer.training.experiment import Experiment, open_run, restore
 from sparse_transformer.training.loop import train
 from sparse_transformer.training.step import mean_loss, position_losses
 
@@ -164,12 +159,6 @@ def test_explain_names_what_is_read(run, capsys, tmp_path):
   report = json.loads((tmp_path / "attention.json").read_text())
   example = Experiment(run[1]).source.examples("test")[0]
   assert report["positions"] == example[-1] < 16
-
-
-def test_task_must_fit_the_data():
-  _, network = configured()
-  with pytest.raises(ValueError, match="task=classify, but the data have no"):
-    dataclasses.replace(network, classes=0)
 
 
 # Pretraining: the same examples, without their labels.

@@ -16,10 +16,7 @@ from absl import flags
 
 from sparse_transformer import cli, config as config_lib, data, signals
 from sparse_transformer.model import sampling
-from sparse_transformer.training.evaluation import (
-  evaluations,
-  samples,
-)
+from sparse_transformer.training.evaluation import evaluations, samples
 from sparse_transformer.training.experiment import open_run, restore
 from sparse_transformer.training.loop import train
 
@@ -36,7 +33,6 @@ COMMANDS = {
 
 
 def shell(*words, **variables):
-  """A command in a process of its own."""
   return subprocess.run(
     [sys.executable, *words],
     cwd=runs.REPO,

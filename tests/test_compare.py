@@ -237,7 +237,6 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside():
 
 
 def job(root, name, program, **more):
-  """A job that runs a program in Python, in a folder of its own."""
   (root / name).mkdir(exist_ok=True)
   command = sys.executable, "-ISc", f"import os, sys, time; {program}"
   return jobs.Job(name, root / name, command, **more)
@@ -412,7 +411,6 @@ get_config = digits.get_config
 
 
 def below(root):
-  """The command lines of processes that work below a folder."""
   found = []
   for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
     with contextlib.suppress(OSError):

@@ -20,11 +20,7 @@ from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations, scoring
 from sparse_transformer.training.evaluation.evaluations import Request, evaluate
-from sparse_transformer.training.experiment import (
-  Experiment,
-  open_run,
-  restore,
-)
+from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +42,6 @@ def with_random_params(state):
 
 
 def lines(capfd, workdir, *words):
-  """The JSON objects that eval.py prints."""
   capfd.readouterr()
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   return [json.loads(line) for line in capfd.readouterr().out.splitlines()]

@@ -104,7 +104,9 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   for text in str(patterns.Local(2)), "sees  ", "1,196,416":
     assert text in out
   assert [path.name for path in tmp_path.iterdir()] == ["patterns.png"]
-  assert runs.command(SCRIPT, *words, "--json", "--compile") == 0
+  assert (
+    runs.command(SCRIPT, *words, *runs.flags_of(), "--json", "--compile") == 0
+  )
   result = json.loads(capsys.readouterr().out)
   compiled, parameters = result["compiled"], result["network"]["parameters"]
   assert compiled["arguments"] > 3 * 4 * parameters

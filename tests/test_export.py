@@ -13,13 +13,8 @@ import safetensors.numpy
 from ml_collections import ConfigDict
 from safetensors import safe_open
 
-from sparse_transformer.training import warm_start
 from sparse_transformer.training.checkpoints import exported
-from sparse_transformer.training.experiment import (
-  Experiment,
-  open_run,
-  restore,
-)
+from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 SCRIPT = "sparse_transformer/export.py"
 # With all kinds of parameters; each period of the layers has a rest.
@@ -42,7 +37,6 @@ NETWORKS = dict(
 
 @pytest.fixture(scope="module", params=NETWORKS)
 def network(request):
-  """(its config, large random weights)."""
   config = runs.tiny(**NETWORKS[request.param])
   return config, networks.random_params(Experiment(config).model, 0.3)
 
@@ -183,14 +177,10 @@ def test_damaged_file_is_rejected(damage, trained, tmp_path):
     ("vocabulary", "[1]"),
     ("geometry", {"vocab_size": 17}),
     ("vocabulary", {"size": "17"}),
-    ("geometry", {"shape": None}),
-    ("config", "{"),
     ("geometry", {"length": 63}),
-    ("vocabulary", {"size": [17]}),
     ("vocabulary", {"size": -1}),
     ("config", "[" * 100_000),
     ("geometry", None),
-    ("geometry", "{}"),
   ],
 )
 @pytest.mark.one_in(3)
@@ -211,17 +201,3 @@ def test_metadata_that_no_run_writes_are_rejected(
   safetensors.numpy.save_file(arrays, path, metadata)
   with pytest.raises(ValueError, match="x.safetensors (cannot be|does not)"):
     exported.load(path)
-
-
-def test_file_of_another_network_or_program_is_rejected(trained, tmp_path):
-  path = tmp_path / "x.safetensors"
-  run = open_run(trained)
-  exported.save(path, run[0].config, restore(*run).ema)
-  wide = runs.tiny(**{"model.width": 32, "train.init_from": str(path)})
-  with pytest.raises(ValueError, match=r"blocks.key.bias is \[1, 16\] there"):
-    warm_start.first_state(Experiment(wide))
-  safetensors.numpy.save_file(dict(a=np.zeros(3)), path)
-  with pytest.raises(ValueError, match="not a file of sparse_transformer"):
-    exported.load(path)
-  with pytest.raises(FileNotFoundError, match="nowhere.safetensors"):
-    exported.load(tmp_path / "nowhere.safetensors")

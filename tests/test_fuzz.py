@@ -43,7 +43,6 @@ def mutate(rng, content):
 
 
 def sound():
-  """A WAV file."""
   content = io.BytesIO()
   with wave.open(content, "wb") as file:
     file.setparams((1, 2, 8000, 0, "NONE", ""))

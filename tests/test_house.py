@@ -37,13 +37,13 @@ MAY_IMPORT = {
 WITHIN = {
   "attention/content": {"contract", "heads", "online_softmax"},
   "attention/executors": {
-    *("contract", "heads", "orders", "online_softmax", "platforms", "content"),
+    *("contract", "heads", "orders", "online_softmax", "platforms", "content")
   },
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "step"},
   "training/explanation": {"distributed", "optimizer", "step"},
   "training/evaluation": {
-    *("checkpoints", "distributed", "experiment", "step"),
+    *("checkpoints", "distributed", "experiment", "step")
   },
 }
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from executor_laws import TWO_SLOTS, WITHOUT_KEYS
 
-from sparse_transformer.attention import registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import block_tables
 from sparse_transformer.attention.executors.block_executor import Mosaic
@@ -133,10 +132,3 @@ def test_blocks_are_restored(rows):
 def test_tile_suits_the_pattern(heads, n, tile):
   case = Case(1, n, len(heads), 64, 64, "bfloat16", "tpu")
   assert {plan.tile for plan, _ in Mosaic().plans(heads, case)} == {tile}
-
-
-@pytest.mark.parametrize("tile", [48, 1024])
-def test_tile_that_cannot_run_is_named(tile):
-  case = Case(1, 99, 1, 64, 64, "bfloat16", "tpu", tile)
-  assert f"got tile={tile}; 0" in Mosaic().unsupported(case)
-  assert registry.resolve("auto", case) == "batched"

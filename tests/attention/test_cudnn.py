@@ -64,7 +64,12 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
     (dict(platform="tpu"), "^mosaic$"),
     (dict(patterns=(Local(4) | Strided(4),)), r"^triton; .*\(4\) is not dense"),
     (dict(patterns=(Block(1),), batch=64), "more than 65535 sequences"),
-    (dict(patterns=()), "no pattern is given"),
+    (dict(patterns=()), "^triton; not cudnn: no pattern is given$"),
+    (
+      dict(patterns=(), qk_width=8),
+      "^batched; .*; not triton: widths of heads .*",
+    ),
+    (dict(tile=48), "^batched; "),
     (dict(others=("segments", "sinks")), "not have segments, sinks"),
     (dict(tile=32), "^triton; not cudnn: its tiles cannot be chosen"),
     (dict(dtype="float32"), "its dtypes are bfloat16, float16, got float32"),

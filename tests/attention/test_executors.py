@@ -103,11 +103,7 @@ def test_any_mix_of_heads(backend, mix, n, tile, options):
 # or to 11 bits of mantissa.
 @pytest.mark.parametrize(
   "dtype, tolerance",
-  [
-    heavy(jnp.float32, 2e-5),
-    (jnp.bfloat16, 0.02),
-    heavy(jnp.float16, 0.0025),
-  ],
+  [heavy(jnp.float32, 2e-5), (jnp.bfloat16, 0.02), heavy(jnp.float16, 0.0025)],
 )
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.usefixtures("optimized")
@@ -166,8 +162,7 @@ def test_tables_of_a_plan_can_be_indexed_by_a_traced_number(backend):
 
 @pytest.mark.parametrize("backend", EACH)
 @pytest.mark.parametrize(
-  "pattern",
-  [Local(4) | Strided(4), *map(heavy, (Causal(), TopBlocks(2, 4)))],
+  "pattern", [Local(4) | Strided(4), *map(heavy, (Causal(), TopBlocks(2, 4)))]
 )
 def test_all_derivatives_are_right(backend, pattern):
   assert laws.derivatives_are_right_or_raise(backend, pattern) == 6
@@ -180,17 +175,14 @@ class Short(xla.Xla):
     return "at most 300 positions" if case.length > 300 else None
 
 
-def test_auto_tries_registered_executors_and_a_named_one_says_why():
+def test_auto_tries_registered_executors_and_a_named_one_says_why(request):
   registry.register("short", Short(tiles=(8,)), platforms=("cpu",))
-  try:
-    for n, name in (300, "short"), (301, "streamed"):
-      case = Case(1, n, 1, 8, 12, "float32", "cpu")
-      assert registry.resolve("auto", case) == name
-    with pytest.raises(NotImplementedError, match="short.*at most 300"):
-      registry.resolve("short", case)
-    laws.agrees_with_the_reference("short", [Causal()], 24)
-  finally:
-    registry.unregister("short")
+  request.addfinalizer(lambda: registry.unregister("short"))
+  for n, name in (300, "short"), (301, "streamed"):
+    case = Case(1, n, 1, 8, 12, "float32", "cpu")
+    assert registry.resolve("auto", case) == name
+  with pytest.raises(NotImplementedError, match="short.*at most 300"):
+    registry.resolve("short", case)
 
 
 def test_batched_executor_lowers_for_accelerators():

@@ -16,7 +16,7 @@ import pytest
 from executor_laws import TWO_SLOTS, WITHOUT_KEYS
 from hypothesis import strategies as st
 
-from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors.block_executor import Hopper, Mosaic
 from sparse_transformer.attention.executors.triton import Triton
@@ -39,11 +39,7 @@ soak = pytest.mark.soak
 slow = functools.partial(pytest.param, marks=soak)
 everywhere = pytest.mark.parametrize(
   "backend",
-  [
-    GPU,
-    slow(TPU),
-    pytest.param(HOPPER, marks=[soak, needs_mosaic_gpu]),
-  ],
+  [GPU, slow(TPU), pytest.param(HOPPER, marks=[soak, needs_mosaic_gpu])],
 )
 
 
@@ -83,7 +79,6 @@ def agrees(
     (GPU, 16, 32, catalogue.ALL),
     (TPU, 8, 12, catalogue.ALL[::8]),
     slow(TPU, 8, 12, catalogue.ALL),
-    pytest.param(HOPPER, 16, 32, catalogue.ALL[::8], marks=needs_mosaic_gpu),
     pytest.param(HOPPER, 16, 32, catalogue.ALL, marks=[soak, needs_mosaic_gpu]),
   ],
 )
@@ -155,10 +150,7 @@ def test_attention_can_be_mapped(backend):
 
 @pytest.mark.parametrize(
   "backend, heads, tile",
-  [
-    (GPU, (*TWO_SLOTS, Causal()), 32),
-    (TPU, SHARED_ORDER[2:] * 2, 32),
-  ],
+  [(GPU, (*TWO_SLOTS, Causal()), 32), (TPU, SHARED_ORDER[2:] * 2, 32)],
 )
 def test_tables_are_arguments_in_several_launches(
   backend, heads, tile, monkeypatch
@@ -182,7 +174,19 @@ def test_tables_are_arguments_in_several_launches(
 @pytest.mark.parametrize(
   "executor, change, words",
   [
+    (Hopper, dict(), None),
+    (Hopper, dict(dtype="float16", tile=128), None),
+    (Hopper, dict(value_width=128, tile=64), None),
+    (Hopper, dict(length=20, tile=32), None),  # as `attend` shortens it
+    (Hopper, dict(tile=32), "must have 64 or 128 positions, got tile=32"),
+    (Hopper, dict(value_width=128, tile=128), "64 positions, got tile=128"),
+    (Hopper, dict(platform="tpu"), "it needs an NVIDIA GPU"),
+    (Hopper, dict(dtype="float32"), "bfloat16 or float16, got float32"),
+    (Hopper, dict(qk_width=32), r"must be 64 or 128, got \(32, 64\)"),
+    (Hopper, dict(capability=8.0), "9.0, got 8.0"),
+    (Hopper, dict(capability=10.0), "9.0, got 10.0"),
     (Triton, dict(), None),
+    (Triton, dict(capability=7.5), "capability 8.0 or later, got 7.5"),
     (Triton, dict(dtype="float16", value_width=128), None),
     (Triton, dict(dtype="float32"), None),
     (Triton, dict(dtype="float64"), "bfloat16, float16, float32, got float64"),
@@ -193,15 +197,20 @@ def test_tables_are_arguments_in_several_launches(
     (Mosaic, dict(), None),
     (Mosaic, dict(dtype="float32", qk_width=12, value_width=256), None),
     (Mosaic, dict(dtype="float16"), "bfloat16 or float32, got float16"),
+    (Mosaic, dict(tile=48), "got tile=48; 0"),
+    (Mosaic, dict(tile=1024, length=99), "got tile=1024; 0"),
     (Mosaic, dict(platform="cpu"), "it needs a TPU"),
     (Mosaic, dict(value_width=512), r"at most 256, got \(64, 512\)"),
   ],
 )
-def test_cases_that_cannot_run_are_named(executor, change, words):
+def test_cases_that_cannot_run_are_named(executor, change, words, monkeypatch):
+  monkeypatch.setattr(jax, "__version_info__", Hopper.MIN_JAX)
   settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
-  platform = "cuda" if executor == Triton else "tpu"
-  case = dict(batch=1, length=99, num_heads=4, platform=platform) | settings
-  reason = executor().unsupported(Case(**case | change))
+  platform = "tpu" if executor == Mosaic else "cuda"
+  case = dict(batch=1, length=999, num_heads=4, platform=platform) | settings
+  case |= change
+  with platforms.targeting(case["platform"], case.pop("capability", 9.0)):
+    reason = executor().unsupported(Case(**case))
   assert reason is None if words is None else re.search(words, reason)
 
 

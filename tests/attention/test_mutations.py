@@ -17,10 +17,7 @@ import pytest
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry, verification
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import (
-  kernel_math,
-  triton_kernels,
-)
+from sparse_transformer.attention.executors import kernel_math, triton_kernels
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import parse
 

@@ -1,6 +1,7 @@
 """Laws of positions that are split over devices."""
 
 import functools
+from types import SimpleNamespace
 
 import catalogue
 import executor_laws as laws
@@ -182,25 +183,16 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
     ((Causal(),), dict(n=66), "66 positions cannot be split over 4 devices"),
     ((Causal(),) * 3, dict(spec=P(None, None, "y")), "3 heads cannot be"),
     ((LSH(8, 4, 2),) * 2, {}, "2 heads cannot be split over 4 devices"),
+    ((Local(5),), dict(backend="alone"), "no method `shares`"),
   ],
 )
-def test_what_cannot_be_split_is_rejected(patterns, changes, words):
+def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
+  names = "unsupported tile_size plans forward backward".split()
+  methods = {x: getattr(registry.EXECUTORS["streamed"], x) for x in names}
+  registry.register("alone", SimpleNamespace(**methods))
+  request.addfinalizer(lambda: registry.unregister("alone"))
   with pytest.raises(ValueError, match=words):
     trace(patterns, **changes)
-
-
-def test_executor_that_cannot_share_is_rejected():
-  streamed = registry.EXECUTORS["streamed"]
-  names = "unsupported tile_size plans forward backward".split()
-  alone = type(
-    "Alone", (), {x: staticmethod(getattr(streamed, x)) for x in names}
-  )
-  registry.register("alone", alone())
-  try:
-    with pytest.raises(ValueError, match="no method `shares`"):
-      trace((Local(5),), backend="alone")
-  finally:
-    registry.unregister("alone")
 
 
 # On 8 devices.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import re
 import warnings
 
 import executor_laws as laws
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from sparse_transformer.attention import attend, platforms, registry
+from sparse_transformer.attention import attend, platforms
 from sparse_transformer.attention.contract import Case, Keys, Plan, Queries
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
@@ -35,7 +34,6 @@ def test_devices_may_have_more_keys_than_queries(part):
       for x, side in zip(arrays, sides, strict=True)
     )
     plan = Plan(part, tile, work)
-
     rows = Queries(q), Keys(k, v)
 
     def forward(lists, plan=plan, rows=rows):
@@ -52,13 +50,6 @@ def test_devices_may_have_more_keys_than_queries(part):
 
 
 # What is supported.
-
-
-def test_older_gpus_run_another_executor():
-  case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
-  with platforms.targeting("cuda", 7.5):
-    assert "capability 8.0 or later, got 7.5" in Triton().unsupported(case)
-    assert registry.resolve("auto", case) == "batched"
 
 
 @pytest.mark.parametrize(
@@ -85,21 +76,6 @@ def test_tiles_suit_the_shared_memory_and_registers(
     assert plan.tile == tile
     words = Triton().unsupported(dataclasses.replace(case, tile=64))
   assert words is None if tile == 64 else "among (32,), got tile=64" in words
-
-
-@pytest.mark.parametrize("tile, name", [(32, "triton"), (48, "batched")])
-def test_auto_takes_the_kernel_for_its_own_tiles_only(tile, name):
-  case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda", tile)
-  assert registry.resolve("auto", case) == name
-
-
-def test_choice_is_explained():
-  case = Case(1, 99, 4, 64, 64, "bfloat16", "cuda")
-  why = "; not cudnn: no pattern is given"
-  assert registry.explain_choice("auto", case) == f"triton{why}"
-  other = dataclasses.replace(case, qk_width=8)
-  found = registry.explain_choice("auto", other)
-  assert re.fullmatch(rf"batched{why}; not triton: widths of heads .*", found)
 
 
 def test_lowering_warns_of_one_deprecation_only():

@@ -73,7 +73,6 @@ def test_stock_copy_is_read_in_color_and_in_gray(root):
 
 
 def test_split_of_released_models_is_by_number(root):
-  """The last of 5 batches, and so on: not the order of the records."""
   split = train_test_split(range(9), test_size=3, random_state=11172018)
   for name, numbers in zip(("train", "validation"), split, strict=True):
     found = rows(root, name, "cifar10_distaug")

@@ -42,7 +42,7 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
 
 
-def test_arrays_are_splits_by_their_names(tmp_path, arrays, capfd):
+def test_arrays_are_splits_by_their_names(tmp_path, arrays):
   train, valid = arrays
   np.save(tmp_path / "imagenet64-train.npy", train.reshape(len(train), -1))
   np.save(tmp_path / "imagenet64-valid.npy", valid)
@@ -52,9 +52,6 @@ def test_arrays_are_splits_by_their_names(tmp_path, arrays, capfd):
     found = np.stack(list(source.examples(split)))
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
   assert source.load()["test"] is source.load()["validation"]
-  err = capfd.readouterr().err
-  assert "no test: imagenet64-valid.npy is used, as for validation" in err
-  assert "files that are not read: 2, such as train_64x64.npy" in err
   np.save(tmp_path / "imagenet64-valid.npy", valid[:, :9])
   with pytest.raises(ValueError, match="valid.npy have images of different"):
     data.source(config("images", tmp_path))
@@ -127,17 +124,10 @@ def test_unsound_picture_is_an_error_that_names_it(tmp_path):
   small_data.write_pictures(tmp_path, PIXELS)
   source, path = data.source(config("images", tmp_path)), tmp_path / "008.png"
   content = path.read_bytes()
-  for bad, message in (
-    (PIXELS[0, :4], r"has .*\(4, 4, 3\), but .*000.png has \(5, 4, 3\); all"),
-    (
-      np.zeros((5, 4, 4), np.uint8),
-      "has the color mode RGBA; convert it to RGB",
-    ),
-  ):
-    small_data.write_pictures(tmp_path / "bad", [bad])
-    (tmp_path / "bad" / "000.png").rename(path)
-    with pytest.raises(ValueError, match=f"{path} {message}"):
-      source.examples("test")
+  PIL.Image.fromarray(PIXELS[0, :4]).save(path)
+  message = r"has .*\(4, 4, 3\), but .*000.png has \(5, 4, 3\); all"
+  with pytest.raises(ValueError, match=f"{path} {message}"):
+    source.examples("test")
   path.write_bytes(content[:-30])
   with pytest.raises(ValueError, match=f"{path} is damaged"):
     list(source.examples("validation"))

@@ -50,21 +50,11 @@ def sizes_of(text):
 
 
 @pytest.mark.parametrize(
-  "text, value",
-  [
-    ("[MED 1 2 ]", 1),
-    ("[MED 9 1 2 4 ]", 3),
-    ("[SM 9 [MAX 2 7 5 ] [MIN 3 [MED 8 4 6 ] ] 4 ]", 3),
-  ],
-)
-def test_evaluator_of_these_tests(text, value):
-  assert value_of(text) == value
-
-
-@pytest.mark.parametrize(
   "least, most, number", [(500, 2000, 20), (20, 60, 300)]
 )
 def test_label_is_the_value_of_an_expression_within_bounds(least, most, number):
+  assert value_of("[SM 9 [MAX 2 7 5 ] [MIN 3 [MED 8 4 6 ] ] 4 ]") == 3
+  assert value_of("[MED 9 1 2 4 ]") == 3
   depths, counts, labels = set(), set(), set()
   for i in range(number):
     symbols, label = example(least, most, "train", i)

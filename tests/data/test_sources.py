@@ -53,7 +53,6 @@ def check_windows(source, split, min_context):
 
 
 def symbols(source, split):
-  """All symbols of a split in order."""
   if isinstance(source, data.Images):
     return np.concatenate(list(source.examples(split)))
   return source.load()[split]
@@ -135,7 +134,6 @@ def test_unknown_split_is_an_error_that_lists_the_known_ones(source):
 
 
 def stream(size, length):
-  """A stream whose splits are the same bytes."""
   split = np.arange(1, size + 1, dtype=np.uint8)
   return data.Stream(length, 4, lambda: dict.fromkeys(data.SPLITS, split))
 
@@ -189,12 +187,6 @@ def test_vocabularies_and_units():
     (256, "bits/sample"): {"audio"},
     (7, "bits/symbol"): {"repeat", "recall"},
   }
-
-
-def test_unknown_source_is_an_error_that_lists_the_known_ones():
-  known = ", ".join(data.SOURCES)
-  with pytest.raises(ValueError, match=f"data.name='cifar'; known: {known}"):
-    data.source(small_data.config("cifar"))
 
 
 @pytest.mark.parametrize(

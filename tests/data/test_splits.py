@@ -92,21 +92,16 @@ def test_numbered_files_of_a_split_are_joined(tmp_path):
   assert found == dict(train=b"\1\2", validation=b"\3", test=b"\5\6")
 
 
-def test_without_test_split_a_line_says_what_it_is(tmp_path, capfd):
-  for path in "train.txt", "b.val.txt":
+def test_lack_of_a_test_split_and_files_that_are_not_read_are_told(
+  tmp_path, capfd
+):
+  for path in "train.txt", "b.val.txt", "README.md", "b/c.txt":
     write(tmp_path / path, 1)
   found = data.source(config("bytes", tmp_path)).load()
   assert found["test"] is found["validation"]
-  line = "has no test: b.val.txt is used, as for validation"
-  assert line in capfd.readouterr().err
-
-
-def test_files_that_are_not_read_are_counted(tmp_path, capfd):
-  for name in ("train.txt", "val.txt", "test.txt", "README.md", "b/c.txt"):
-    write(tmp_path / name, 1)
-  data.source(config("bytes", tmp_path)).load()
-  line = "files that are not read: 2, such as README.md\n"
-  assert line in capfd.readouterr().err
+  err = capfd.readouterr().err
+  assert "has no test: b.val.txt is used, as for validation" in err
+  assert "files that are not read: 2, such as README.md\n" in err
 
 
 @pytest.mark.parametrize(

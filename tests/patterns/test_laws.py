@@ -28,7 +28,6 @@ LENGTHS = [2**16, pytest.param(MILLION, marks=pytest.mark.soak)]
 
 
 def check_pattern(pattern, n, tile):
-  """All laws of one pattern on n positions."""
   matrix = pattern.matrix(n)
   check_keys(pattern, matrix)
   check_parts(pattern, matrix, tile)
@@ -102,7 +101,6 @@ def check_32_bits(pattern):
 
 
 def check_class(cls):
-  """All laws of a registered class."""
   examples = cls.examples()
   for pattern in (*examples.small, examples.large):
     assert type(pattern) is cls
@@ -165,7 +163,7 @@ def test_new_class_obeys_all_laws_once_it_is_registered():
 
 def test_names_of_registered_classes_are_unique():
   class Full(Pattern):
-    """A class with the name of one in the catalogue."""
+    pass
 
   with pytest.raises(ValueError, match="Full already exists in sparse_"):
     patterns.register(Full)

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from sparse_transformer import patterns
-from sparse_transformer.patterns import (
-  Block,
-  Causal,
-  Local,
-  Strided,
-  Summary,
-)
+from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
 SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
 
@@ -207,6 +201,11 @@ Local(4), ((Block(2), Block(3)), Block(4)) => \(Block\(2\), Block\(3\)\)
 Causal() - LSH(8, 4)            => LSH\(8, 4\) subtracts .*pairs from Causal\(\)
 (Local(3) | LSH(8, 4)) - TopBlocks(4, 2) => from Local\(3\)
 Strided(1, offset=1)            => offset must be less than stride
+Summary(8, 3, 2)                => shift=2.*\(shift \+ 1\) \* width
+Strided(8, -1)                  => offset=-1.*at least 0
+Strided(8, False)               => offset.*integer, not False
+BigBird(num_random=33)          => num.*at most 32
+BigBird(1073741824, num_global=9) => size.*32 bits
 LSH(0, 4)                       => window must be at least 1
 Routing(4, 4, causal=False)     => expected Routing\(clusters, window\)
 TopBlocks(4, 1.5)               => num must be an integer
@@ -223,6 +222,7 @@ Local(2) | AdaptiveSpan(8) | AdaptiveSpan(8) => on both sides
   [
     *(re.split(" +=> ", line) for line in MISTAKES.strip().splitlines()),
     ("\0", "unknown pattern"),
+    ("Local('" + "3" * 3900 + "')", "integer, not '333"),
     ("Local(0x" + "f" * 1900 + ")", "32 bits"),
     ("Local(" + "9" * 5000 + ")", "5007 characters.*at most 4000"),
     ("-" * 1900 + "Causal()", "unknown pattern '---"),

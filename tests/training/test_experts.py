@@ -7,7 +7,6 @@ import runs
 
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import network_report
 
 EXPERTS = {"model.experts": 4, "model.num_layers": 2}
 
@@ -25,16 +24,6 @@ def test_run_logs_losses_and_the_load_of_each_expert(tmp_path):
     loads = np.array(line["expert_load"])
     assert loads.shape == (1, 4)  # block 1
     np.testing.assert_allclose(loads.sum(1), 4, atol=1e-3)
-
-
-def test_explain_reports_all_and_active_parameters():
-  config = runs.tiny(**EXPERTS)
-  report = network_report.describe(config, Experiment(config).model)
-  result = report.network
-  idle = 2 * (2 * 16 * 64 + 64 + 16)  # experts
-  assert result["parameters"] - result["active_parameters"] == idle
-  text = network_report.render(report)
-  assert f"{result['active_parameters']:,} of them active for a token" in text
 
 
 @pytest.mark.soak

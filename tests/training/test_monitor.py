@@ -22,7 +22,6 @@ def make(lines=(), **changes):
 
 
 def watch(monitor, losses, first=1):
-  """Judges each step, with a gradient norm of 1 unless it is given."""
   for step, loss in enumerate(losses, first):
     nats, norm = loss if isinstance(loss, tuple) else (loss, 1.0)
     monitor.watch(step, dict(gradient_norm=norm, nats=nats))

@@ -26,34 +26,24 @@ def config(warmup, steps):
   )
 
 
-@pytest.mark.parametrize("warmup, steps", [(0, 10), (1, 2), (5, 20), (19, 20)])
-def test_learning_rate_rises_linearly_then_falls_as_a_cosine(warmup, steps):
-  found = make_schedule(config(warmup, steps))(jnp.arange(steps + 3))
-  step = np.arange(steps + 3)
-  rising = 0.01 * step / max(1, warmup)
-  progress = np.clip((step - warmup) / (steps - warmup), 0, 1)
-  falling = 0.01 * 0.5 * (1 + np.cos(np.pi * progress))
-  expected = np.where(step < warmup, rising, falling)
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
-
-
+@pytest.mark.parametrize("warmup, steps", [(0, 10), (1, 2), (10, 60), (19, 20)])
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
-def test_schedules_stay_at_the_peak_or_fall_to_their_minimum(name):
-  settings = config(10, 60)
+def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
+  settings = config(warmup, steps)
   least = 0.0 if name == "constant" else 0.1
   settings.optimizer.update(schedule=name, minimum=least)
-  rates = make_schedule(settings)(jnp.arange(65)) / 0.01
-  np.testing.assert_allclose(rates[:11], np.arange(11) / 10, rtol=1e-5)
-  progress = np.arange(51) / 50
+  step = np.arange(steps + 3)
+  rates = make_schedule(settings)(jnp.asarray(step)) / 0.01
+  progress = np.clip((step - warmup) / (steps - warmup), 0, 1)
   share = dict(
-    constant=np.ones(51),
+    constant=np.ones(steps + 3),
     linear=1 - progress,
     cosine=(1 + np.cos(np.pi * progress)) / 2,
     wsd=np.minimum(1, (1 - progress) / optimizer_lib.DECAY),
   )
-  expected = least + (1 - least) * share[name]
-  np.testing.assert_allclose(rates[10:61], expected, rtol=1e-5)
-  np.testing.assert_array_equal(rates[60:], rates[60])
+  falling = least + (1 - least) * share[name]
+  expected = np.where(step < warmup, step / max(1, warmup), falling)
+  np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_constant_rate_has_no_minimum():

@@ -13,7 +13,6 @@ from sparse_transformer.training import loop, optimizer
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import (
   head_statistics,
-  network_report,
 )
 
 SPAN = AdaptiveSpan(10, 4)
@@ -109,13 +108,3 @@ def test_drawn_weights_have_ramps():
     bits = -(p * np.log2(np.where(p > 0, p, 1))).sum(1).mean()
     np.testing.assert_allclose(head["entropy"], bits, rtol=1e-4)
     assert head["pairs"] == (m > 0).sum()
-
-
-def test_explain_counts_the_longest_spans():
-  settings = {"attention.pattern": "Local(3) | AdaptiveSpan(40, 8)"}
-  config = runs.tiny(**settings)
-  result = network_report.describe(config, Experiment(config).model)
-  (row,) = result.attention
-  n, keys = 64, 48
-  assert row.pairs == sum(min(i + 1, keys) for i in range(n))
-  assert row.keys_max <= keys + 3

@@ -37,8 +37,9 @@ def main(argv: Sequence[str]) -> None:
   given = cli.overrides(exact=True)
   opened = [open_run(args.workdir, given, x) for x in steps]
   runs = {run[0].config: run for run in opened}  # each is compiled once
+  order = tuple(args.order)
   requests = [
-    evaluations.Request(args.split, x, args.weights, args.examples)
+    evaluations.Request(args.split, x, args.weights, args.examples, order)
     for x in contexts
   ]
   for experiment, _ in runs.values():  # finds errors before the work starts
@@ -99,6 +100,7 @@ if __name__ == "__main__":
   flags.DEFINE_list(
     "min_context", ["0"], "The least numbers of positions before a scored one."
   )
+  flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )

@@ -40,8 +40,10 @@ def main(argv: Sequence[str]) -> None:
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   run = experiment, _ = open_run(args.workdir, cli.overrides(), step)
-  source, decoder = experiment.source, samples.decoder(experiment, args.cache)
-  prompts = _prompts(source, args.num, args.given, args.prompt)
+  source, orders = experiment.source, experiment.source.orders
+  labels = orders.labels(args.order)
+  decoder = samples.decoder(experiment, args.cache, labels)
+  prompts = _prompts(source, args.num, args.given, args.prompt, labels)
   mesh.check_network(experiment.model, experiment.mesh.shape)
   state = restore(*run, step, with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
@@ -59,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
   step = int(state.step)
   about = dict(step=step, command=version.command(step=step))
   before = _set_aside(folder, about)
-  paths = samples.save(folder, source, tokens, **about)
+  images = orders.restore(tokens, labels)
+  paths = samples.save(folder, source, images, **about)
   if paths[0].suffix in samples.TEXTS:
     print(samples.read_text(paths[0]), end="\n\n")
   drawn = tokens.size - prompts.size
@@ -93,7 +96,7 @@ def _set_aside(folder, about):
   return f"; those before are {name}{found[-1][1]}"
 
 
-def _prompts(source, num, given, text):
+def _prompts(source, num, given, text, labels):
   """The first positions of the sequences to draw, [num, S]; S may be 0."""
   if given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
@@ -109,7 +112,8 @@ def _prompts(source, num, given, text):
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
-  return samples.real_examples(source, num)[:, :given]
+  real = samples.real_examples(source, num)
+  return np.stack([source.orders.arrange(x, labels)[:given] for x in real])
 
 
 def _read_prompt(source, text):
@@ -155,5 +159,6 @@ if __name__ == "__main__":
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")
   flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
+  flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
   cli.run(main, cli.on_workdir)

@@ -74,6 +74,9 @@ RULES = {
   int: COUNT,
   float: number("at least 0", lambda x: x >= 0),
 }
+NAMES = items(
+  "a tuple of different names", RULES[str], lambda x: len({*x}) == len(x)
+)
 
 
 def field(default: Any, about: str, rule: Rule | None = None) -> Any:
@@ -102,6 +105,9 @@ class Data(Group):
   length: int = field(1024, "symbols of a sequence, unless images", SIZE)
   documents: bool = field(False, "keeps files or records of text apart")
   columns: int = field(128, "of text, embedded as (row, column)", SIZE)
+  orders: tuple[str, ...] = field(
+    (), "of images: rotation, jigsaw, ...: docs/data.md", NAMES
+  )
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
     "train, validation, test, unless files or folders are named so",

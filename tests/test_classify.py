@@ -25,6 +25,7 @@ from sparse_transformer.training.step import mean_loss, position_losses
 SOURCE = types.SimpleNamespace(
   vocab_size=5, length=12, shape=(3, 4), separator=None, classes=("a", "b", "c")
 )
+SOURCE.orders = ()
 SMALL = {"model.num_layers": 2, "model.num_heads": 2, "model.width": 16}
 SMALL |= {"attention.stride": 4, "attention.window": 4, "attention.width": 1}
 

@@ -18,7 +18,7 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import position_losses
 
 SOURCE = types.SimpleNamespace(
-  vocab_size=11, length=30, shape=(6, 5), separator=None, classes=()
+  vocab_size=11, length=30, shape=(6, 5), separator=None, classes=(), orders=()
 )
 # What is built on `digits`, in networks of one size.
 SIZE = {

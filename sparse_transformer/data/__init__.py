@@ -8,6 +8,7 @@ from sparse_transformer.data import (
   streams as streams,
 )
 from sparse_transformer.data.batches import Lazy as Lazy, batches as batches
+from sparse_transformer.data.image_orders import Orders as Orders
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   Images as Images,

@@ -17,6 +17,7 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files as files_lib
 from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.image_orders import Orders
 from sparse_transformer.data.splits import SPLITS
 
 ConfigDict = Any  # of ml_collections, which only commands need
@@ -63,6 +64,7 @@ class Images(_Apart):
   unit: str = "bits/dim"  # of losses
   symbols: str = "levels"  # what they stand for, in order
   optimum: float | None = None  # expected loss of the best predictor, if known
+  orders: Orders = Orders()  # in which images are generated
   classes: ClassVar[tuple[str, ...]] = ()
   noun: ClassVar[str] = "images"  # in digests of checkpoints
 
@@ -89,6 +91,7 @@ class Sequences(_Apart):
   symbols: str = "symbols"
   unit_of_symbols: str = "bits/symbol"  # of losses without labels
   noun: ClassVar[str] = "examples"
+  orders: ClassVar[Orders] = Orders()
 
   @property
   def unit(self) -> str:
@@ -131,6 +134,7 @@ class Stream:
   columns: int  # each position has a row and a column of such a table to embed
   load: Callable[[], Splits]  # rows of uint8, uint16 or uint32, from a cache
   codec: codecs.Codec = codecs.Text()
+  orders: ClassVar[Orders] = Orders()
   classes: ClassVar[tuple[str, ...]] = ()
 
   vocab_size = property(lambda self: self.codec.vocab_size)
@@ -252,6 +256,13 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
     raise ValueError(
       f"data.documents=True, but data.name={name} has no documents; set it to"
       " bytes, jsonl or fasta, or leave documents False"
+    )
+  if isinstance(found, Images):
+    orders = Orders(config.orders, found.shape)
+    return dataclasses.replace(found, orders=orders)
+  if config.orders:
+    raise ValueError(
+      f"data.orders={config.orders} needs images, not data.name={name}"
     )
   if not labels and isinstance(found, Sequences):
     return dataclasses.replace(found, classes=())

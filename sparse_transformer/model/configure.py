@@ -22,6 +22,7 @@ class Config(schema.Model):
   # The symbol that ends a document; positions attend within their own.
   separator: int | None = None
   classes: int = 0  # number of labels of the data, 0 without labels
+  orders: Any = ()  # of the data, see `data.Orders`
 
   def __post_init__(self) -> None:
     if self.classifies and not self.classes:
@@ -65,8 +66,8 @@ class Config(schema.Model):
 
   @property
   def row_length(self) -> int:
-    """Integers of an example, see `Sequences.examples`."""
-    return self.length + 2 * self.classifies
+    """Integers of an example: `Sequences.examples`, `Orders.arrange`."""
+    return self.length + 2 * self.classifies + len(self.orders)
 
   @property
   def qk_width(self) -> int:
@@ -105,7 +106,7 @@ def configure(config: schema.Config, source: Any) -> Config:
   """Makes the network config of an experiment, with the last of its patterns.
 
   A classifier has named patterns in their bidirectional form. Of the data
-  source, vocab_size, length, shape, separator and classes are used.
+  source, vocab_size, length, shape, separator, classes and orders are used.
 
   Raises:
     ValueError: settings contradict each other or the data, or a pattern is not
@@ -136,6 +137,7 @@ def configure(config: schema.Config, source: Any) -> Config:
     backend=backend,
     separator=source.separator,
     classes=len(source.classes),
+    orders=source.orders,
     **model,
   )
   for pattern in dict.fromkeys(itertools.chain(*patterns)):

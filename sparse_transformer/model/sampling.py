@@ -35,6 +35,7 @@ class Recompute:
 
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
+  labels: tuple[int, ...] = ()  # of the order, see `data.Orders`
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     del params
@@ -46,7 +47,8 @@ class Recompute:
   ) -> tuple[jax.Array, jax.Array]:
     # At t = 0 this writes to the last position, which is drawn later.
     state = state.at[:, t - 1].set(tokens_B)
-    logits_BLV = self.apply(params, state)
+    labels_BK = jnp.array([self.labels] * len(state), state.dtype)
+    logits_BLV = self.apply(params, jnp.hstack([state, labels_BK]))
     return lax.dynamic_index_in_dim(logits_BLV, t, 1, keepdims=False), state
 
 
@@ -55,6 +57,7 @@ class Cached:
   """A decoder that keeps the keys and values that later positions read."""
 
   config: Config
+  labels: tuple[int, ...] = ()
 
   def init(self, batch: int) -> Caches:
     """The empty caches."""
@@ -90,7 +93,8 @@ class Cached:
     if not tokens_BL.shape[1]:
       return caches
     model = transformer.bind(self.config, params)
-    return model.run_blocks(model.embed(tokens_BL), attend, caches)[1]
+    x_BLD = model.embed(tokens_BL, jnp.array([self.labels]))
+    return model.run_blocks(x_BLD, attend, caches)[1]
 
   def step(
     self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
@@ -105,7 +109,7 @@ class Cached:
       return out_BHE[:, None], caches | {layer: new}
 
     model = transformer.bind(self.config, params)
-    x_B1D = model.embed_next(tokens_B, t)
+    x_B1D = model.embed_next(tokens_B, t, jnp.array([self.labels]))
     x_B1D, state, _ = model.run_blocks(x_B1D, attend, state, first=t)
     return model.unembed(x_B1D)[:, 0], state
 

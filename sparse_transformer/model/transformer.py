@@ -58,6 +58,7 @@ class Transformer(nnx.Module):
     self,
     tokens_BL: jax.Array,
     sizes_B: jax.Array | None = None,
+    labels_BK: jax.Array | None = None,
     *,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Measured]:
@@ -66,6 +67,7 @@ class Transformer(nnx.Module):
     Args:
       tokens_BL: symbols; L is at most `config.length`.
       sizes_B: how many of them a classifier reads, at least 1; None for all.
+      labels_BK: of their orders, see `Option.begin`.
       rng: key for dropout; None applies no dropout.
 
     Returns:
@@ -82,7 +84,7 @@ class Transformer(nnx.Module):
       ends_BL = (tokens_BL == separator).astype(jnp.int32)
       segments_BL = jnp.cumsum(ends_BL, axis=1) - ends_BL
     attend = functools.partial(self.attend, segments_BL=segments_BL)
-    x_BLD = self.embed(tokens_BL)
+    x_BLD = self.embed(tokens_BL, labels_BK)
     x_BLD, _, measured = self.run_blocks(x_BLD, attend, rng=rng)
     if not self.config.classifies:
       return self.unembed(x_BLD), measured
@@ -116,29 +118,37 @@ class Transformer(nnx.Module):
     """Predicts from the residual stream after the last block: logits_BLV."""
     return self.logits(self.norm(x_BLD))
 
-  def embed(self, tokens_BL: jax.Array) -> jax.Array:
+  def embed(self, tokens_BL: jax.Array, labels_BK: Any = None) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
-    b, n = tokens_BL.shape
-    # Gradients are summed over the batch. If it is split, each device has to
-    # add its own to the table first, and then sends the table, not [L, D].
-    rows = b if sharding.size(*sharding.SEQUENCES) > 1 else 1
-    places = np.unravel_index(np.arange(n), self.config.axes or (n,))
-    x_BLD = self.token(tokens_BL)
-    for embed, place_L in zip(self.position, places, strict=False):
-      x_BLD = x_BLD + embed(jnp.broadcast_to(place_L, (rows, n)))
-    if self.start is None:  # a classifier has all symbols
+    at_L = np.arange(tokens_BL.shape[1])
+    start_B1D, x_BLD = self._embed_at(at_L, tokens_BL, labels_BK)
+    if start_B1D is None:  # a classifier has all symbols
       return x_BLD
-    start_B1D = jnp.broadcast_to(self.start[...], (b, 1, x_BLD.shape[2]))
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
-  def embed_next(self, tokens_B: jax.Array, t: jax.Array) -> jax.Array:
+  def embed_next(
+    self, tokens_B: jax.Array, t: jax.Array, labels_BK: Any = None
+  ) -> jax.Array:
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
-    assert self.start is not None  # only generators decode
-    x_BD = self.token(tokens_B)
-    places = jnp.unravel_index(t - 1, self.config.axes or (1,))
-    for embed, place in zip(self.position, places, strict=False):
-      x_BD = x_BD + embed(place[None])
-    return jnp.where(t > 0, x_BD, self.start[...][None])[:, None]
+    before = jnp.reshape(t - 1, 1), tokens_B[:, None]
+    start_B1D, x_B1D = self._embed_at(*before, labels_BK)
+    return jnp.where(t > 0, x_B1D, start_B1D)
+
+  def _embed_at(self, at_L, tokens_BL, labels_BK):
+    """The start, None of a classifier, and symbols with their positions."""
+    (b, n), start, places_BL = tokens_BL.shape, self.start, at_L[None]
+    for option in options.of(self.config):
+      start, places_BL = option.begin(start, places_BL, labels_BK)
+    # Gradients are summed over the batch. If it is split, each device has to
+    # add its own to the table first, and then sends the table, not [L, D].
+    is_split = sharding.size(*sharding.SEQUENCES) > 1
+    rows, x_BLD = b if is_split else len(places_BL), self.token(tokens_BL)
+    places = jnp.unravel_index(places_BL, self.config.axes or (1,))
+    for embed, place_BL in zip(self.position, places, strict=False):
+      x_BLD = x_BLD + embed(jnp.broadcast_to(place_BL, (rows, n)))
+    if start is None:
+      return None, x_BLD
+    return jnp.broadcast_to(start[...], (b, 1, x_BLD.shape[2])), x_BLD
 
   def run_blocks(
     self,
@@ -208,14 +218,14 @@ def bind(config: Config, params: dict) -> Transformer:
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   """The network as predict(params, tokens_BL, rng=None) -> (logits, measured).
 
-  A classifier takes rows of `data.Sequences`, without reading their labels.
+  A classifier takes rows of `data.Sequences`, without reading their labels;
+  rows of `data.Orders.arrange` have the labels of their order.
   """
 
-  def predict(params, tokens_BL, rng=None):
-    sizes_B = None
-    if config.classifies:
-      tokens_BL, sizes_B = tokens_BL[:, :-2], tokens_BL[:, -1]
-    return bind(config, params)(tokens_BL, sizes_B, rng=rng)
+  def predict(params, rows_BM, rng=None):
+    rest = rows_BM[:, config.length :]
+    told = (rest[:, -1], None) if config.classifies else (None, rest)
+    return bind(config, params)(rows_BM[:, : config.length], *told, rng=rng)
 
   return predict
 

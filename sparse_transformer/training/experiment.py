@@ -71,9 +71,10 @@ class Experiment:
 
   def batch(self, updates: int) -> jax.Array:
     """The batch after some updates, on devices: [B, L], or labelled rows."""
-    numbers = self.numbers[updates]
+    numbers, orders = self.numbers[updates], self.source.orders
+    labels = lambda i: orders.draw(self.config.train.seed, updates, i)
     return processes.place(
-      lambda i: self.examples[int(numbers[i])],
+      lambda i: orders.arrange(self.examples[int(numbers[i])], labels(i)),
       (len(numbers), self.model.row_length),
       self.batch_sharding,
     )

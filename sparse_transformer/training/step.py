@@ -47,6 +47,7 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   """
   if logits_BLV.ndim == 2:
     logits_BLV, tokens_BL = logits_BLV[:, None], labels(tokens_BL)[:, None]
+  tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]  # without labels of orders
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
   )

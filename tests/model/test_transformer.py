@@ -19,6 +19,7 @@ def test_experiment_config_becomes_the_network_it_describes():
   source = types.SimpleNamespace(
     separator=None, classes=(), vocab_size=256, shape=(32, 32, 3), length=3072
   )
+  source.orders = ()
   network = model.configure(cifar10.get_config(), source)
   assert network.length == 3072 and network.axes == (32, 32, 3)
   assert (network.qk_width, network.mlp_width) == (128, 512)

@@ -53,6 +53,7 @@ SCHEDULE = {
   "attention.pattern": "dense",
   "attention.schedule": "6: Local(5) then 12: strided",
 }
+ORDERS = {"data.orders": ("rotation", "jigsaw")}
 
 
 pytestmark = pytest.mark.usefixtures("shared_experiments")
@@ -117,9 +118,10 @@ def assert_resumes_exactly(workdir, whole, **changes):
 
 
 @pytest.mark.parametrize(
-  "kills, changes", [(1, {}), (10, {}), (10, CONTENT), (10, SCHEDULE)]
+  "kills, changes",
+  [(1, {}), (10, {}), (10, CONTENT), (10, SCHEDULE), (10, ORDERS)],
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   rng, workdir = random.Random(kills), tmp_path / "run"
   if changes:

@@ -162,6 +162,7 @@ def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
   [
     *({}, {"model.experts": 4}, {"optimizer.name": "muon"}),
     {"attention.pattern": "LSH(8, 4), AdaptiveSpan(32)"},  # need whole heads
+    {"data.orders": ("rotation", "random:5")},
   ],
 )
 def test_all_meshes_train_as_one_device(more):

@@ -19,8 +19,9 @@ from sparse_transformer.model.options.option import (
 )
 from sparse_transformer.model.options.rotary import Rotary
 from sparse_transformer.model.options.sinks import Sinks
+from sparse_transformer.model.options.starts import Starts
 
-ALL = Directions, LearnedSpans, Sinks, Rotary
+ALL = Directions, LearnedSpans, Sinks, Rotary, Starts
 STACKED = {name for option in ALL for name in option.stacked}
 LOSSES = {x: weight for option in ALL for x, weight in option.losses.items()}
 

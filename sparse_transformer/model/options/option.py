@@ -38,7 +38,7 @@ class Option:
   """A part that some networks have; a hook that it leaves out does nothing."""
 
   config: Config
-  # The names of its parameters, which have a first axis of layers.
+  # The names of parameters that have a first axis of layers.
   stacked: ClassVar[tuple[str, ...]] = ()
   # The weights of its auxiliary losses, which are added to the nats.
   losses: ClassVar[Mapping[str, float]] = {}
@@ -49,13 +49,23 @@ class Option:
     raise NotImplementedError
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Draws its parameters by name: arrays [layers, ...], or dicts of them."""
+    """Draws its parameters by name: arrays, or dicts of them."""
     del rngs
     return {}
 
   def own(self, params: dict) -> dict[str, Any]:
     """What it has in the layers: pytrees of arrays [layers, ...], by name."""
     return {name: params[name] for name in self.stacked if name in params}
+
+  def begin(
+    self, start: Any, places_BL: Any, labels_BK: Any
+  ) -> tuple[Any, Any]:
+    """What sequences with labels start with, and the places of positions.
+
+    By default these parameters, and the same for all: [1, L].
+    """
+    del labels_BK
+    return start, places_BL
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     """What attention is given, from `inputs` without the option."""

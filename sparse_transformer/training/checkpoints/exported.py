@@ -93,6 +93,7 @@ def load(path: str | os.PathLike) -> Exported:
     config = config_lib.from_json(config, "the config")
     about = types.SimpleNamespace(**dict(classes=()) | vocabulary, **geometry)
     about.vocab_size = about.size
+    about.orders = data.Orders(config.data.orders, tuple(about.shape))
     if about.length not in (config.data.length, math.prod(about.shape)):
       raise ValueError(f"length={about.length} is not that of the config")
     model = model_lib.configure(config, about)  # the data need not be there

@@ -35,6 +35,7 @@ class Request:
   min_context: int = 0  # the least number of positions before a scored one
   weights: str = "ema"  # or "params", see `State`
   examples: int | None = None  # the first ones, or None for all
+  order: tuple[str, ...] = ()  # of images, see `data.Orders.labels`
   command: str = ""  # that asks for it, kept with the result
 
   def windows(self, source: data.Source) -> data.Lazy:
@@ -46,7 +47,13 @@ class Request:
         f"--examples={number} must be at most {len(windows):,}, those of the"
         f" {self.split} split"
       )
-    return data.Lazy(number, windows.__getitem__)
+    labels = source.orders.labels(self.order)
+
+    def window(i: int) -> tuple[np.ndarray, np.ndarray]:
+      symbols, scored = windows[i]
+      return source.orders.arrange(symbols, labels), scored
+
+    return data.Lazy(number, window)
 
 
 def evaluate(
@@ -70,7 +77,8 @@ def evaluate(
   mesh.check_batch(config, experiment.mesh.shape, "eval")
   mesh.check_network(experiment.model, experiment.mesh.shape)
   windows, step = request.windows(source), int(state.step)
-  partly = {} if request.examples is None else dict(examples=request.examples)
+  asked = dict(examples=request.examples, order=",".join(request.order) or None)
+  partly = {name: x for name, x in asked.items() if x is not None}
   # The error is over images or labels, or over blocks of symbols.
   block = scoring.BLOCK if isinstance(source, data.Stream) else None
   tally = scoring.Tally(len(windows[0][1]), block)
@@ -100,6 +108,8 @@ def evaluate(
       )
   except Stopped:
     return about | tally.summary() | dict(complete=False)
+  labels = source.orders.labels(request.order)  # by pixel, whatever the order
+  tally.bits_L = source.orders.restore(tally.bits_L[None], labels)[0]
   result = about | summary | _details(source, request.split, tally)
   try:
     _save(experiment, checkpoints, result, tally.means())

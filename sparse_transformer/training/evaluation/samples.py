@@ -25,9 +25,9 @@ SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 
 def decoder(
-  experiment: Experiment, cached: bool = True
+  experiment: Experiment, cached: bool = True, labels: tuple[int, ...] = ()
 ) -> sampling.Cached | sampling.Recompute:
-  """The decoder of sequences; a cache can hold one document only.
+  """The decoder of sequences in an order; a cache can hold one document only.
 
   Raises:
     ValueError: there are several processes, or the data have labels.
@@ -42,8 +42,8 @@ def decoder(
       "eval.samples must be 0 with several processes; sample after training"
     )
   if cached and experiment.model.separator is None:
-    return sampling.Cached(experiment.model)
-  return sampling.Recompute(experiment.apply, experiment.model.length)
+    return sampling.Cached(experiment.model, labels)
+  return sampling.Recompute(experiment.apply, experiment.model.length, labels)
 
 
 def draw_in_training(

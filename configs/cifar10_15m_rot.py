@@ -1,0 +1,20 @@
+"""CIFAR-10, 15M parameters, each image in one of four rotations.
+
+Paper row: none in Child et al. 2019; preset c10_15m_rot of Jun et al. 2020, of
+which they released the weights, c10-15m-rot-dist-aug.npz.
+
+  python train.py --config=configs/cifar10_15m_rot.py --workdir=runs/rot
+  python eval.py --workdir=runs/rot --step=best
+  python -m sparse_transformer.sample --workdir=runs/rot --order=rotation=1
+
+Expected: not known. Not run here yet; 14,911,744 parameters.
+"""
+
+from configs import cifar10_15m
+
+
+def get_config():
+  config = cifar10_15m.get_config()
+
+  config.data.orders = ("rotation",)
+  return config

@@ -1,0 +1,161 @@
+"""Orders of images: tables, composition, and networks that are told of them."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+import runs
+
+from sparse_transformer import model
+from sparse_transformer.data import Orders
+from sparse_transformer.model import sampling, transformer
+from sparse_transformer.training.experiment import Experiment
+
+SHAPE, KINDS = (4, 4, 3), ("rotation", "colors", "transposition", "jigsaw")
+IMAGE = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
+EVERY = Orders((*KINDS, "reverse", "random:5"), SHAPE)
+
+
+def jigsaw(order):
+  """The image with quarter order[i] in the place of quarter i."""
+  new, at = (
+    IMAGE.copy(),
+    [*itertools.product((slice(2), slice(2, 4)), repeat=2)],
+  )
+  for i, j in enumerate(order):
+    new[at[i]] = IMAGE[at[j]]
+  return new
+
+
+NUMPY = dict(
+  rotation=[np.rot90(IMAGE, -turns) for turns in range(4)],
+  colors=[IMAGE.take(x, 2) for x in itertools.permutations(range(3))],
+  transposition=[IMAGE, IMAGE.transpose(1, 0, 2)],
+  reverse=[IMAGE, np.flip(IMAGE, (0, 1))],
+  jigsaw=[jigsaw(x) for x in itertools.permutations(range(4))],
+)
+
+
+@pytest.mark.parametrize("name", NUMPY)
+def test_table_is_what_numpy_does(name):
+  found = IMAGE.reshape(-1)[EVERY.tables[name]].reshape(-1, *SHAPE)
+  np.testing.assert_array_equal(found, NUMPY[name])
+
+
+def test_tables_are_different_permutations_with_the_identity_first():
+  for table_NL in EVERY.tables.values():
+    n = table_NL.shape[1]
+    assert (np.sort(table_NL) == np.arange(n)).all()
+    assert (table_NL[0] == np.arange(n)).all()
+    assert len(np.unique(table_NL, axis=0)) == len(table_NL)
+  assert [len(x) for x in EVERY.tables.values()] == [4, 6, 2, 24, 2, 5]
+
+
+def test_orders_are_composed_one_after_another():
+  labels = EVERY.labels(["rotation=1", "colors=3", "transposition=1"])
+  row = EVERY.arrange(IMAGE.reshape(-1), labels)
+  expected = np.rot90(IMAGE, -1)[..., [1, 2, 0]].swapaxes(0, 1)
+  np.testing.assert_array_equal(row[:-6], expected.reshape(-1))
+  assert (*row[-6:],) == labels == (1, 3, 1, 0, 0, 0)
+  (image,) = EVERY.restore(row[None, :-6], labels)
+  np.testing.assert_array_equal(image, IMAGE.reshape(-1))
+  # A symbol and its place in the image move together.
+  (places,) = EVERY.places(np.array([labels]))
+  pairs = sorted(zip(row, places, strict=False))
+  assert pairs == sorted(zip(IMAGE.reshape(-1), range(48), strict=True))
+
+
+def test_labels_are_a_function_of_the_seed_and_as_frequent():
+  assert EVERY.draw(7, 12, 3) == (3, 3, 1, 12, 0, 3)  # for ever
+  drawn = np.array([EVERY.draw(0, step, 1) for step in range(2400)])
+  for table, column in zip(EVERY.tables.values(), drawn.T, strict=True):
+    counts = np.bincount(column) * len(table) / len(drawn)
+    np.testing.assert_allclose(counts, np.ones(len(table)), atol=0.4)
+  both = np.bincount(drawn[:, 0] * 2 + drawn[:, 2])
+  np.testing.assert_allclose(both / 300, np.ones(8), atol=0.2)
+
+
+# Networks.
+
+
+@pytest.fixture(scope="module")
+def network():
+  """(an experiment with orders, random parameters)."""
+  settings = {"data.orders": ("rotation", "jigsaw"), "attention.window": 3}
+  experiment = Experiment(runs.tiny(**settings))
+  rng = np.random.default_rng(0)
+  draw = lambda x: rng.normal(size=x.shape).astype(x.dtype) / 2
+  shapes = model.param_shapes(experiment.model)
+  return experiment, jax.tree.map(draw, shapes)
+
+
+def test_batches_have_images_in_orders_and_the_network_is_told_which(network):
+  experiment, params = network
+  source = experiment.source
+  rows_BM, numbers = np.asarray(experiment.batch(3)), experiment.numbers[3]
+  assert rows_BM.shape == (8, 64 + 2)
+  assert len(np.unique(rows_BM[:, 64:], axis=0)) > 5
+  embed = transformer.bind(experiment.model, params).embed
+  found_BLD = embed(rows_BM[:, :64], rows_BM[:, 64:])
+  images = [source.examples("train")[int(i)] for i in numbers]
+  for x_LD, row, image in zip(found_BLD, rows_BM, images, strict=True):
+    (places,) = source.orders.places(row[None, 64:])
+    np.testing.assert_array_equal(row[:64], image[places])
+    before, own_LD = places[:-1], embed(image[None])[0]
+    at = before < 63  # the last symbol is not read where images are in order
+    np.testing.assert_array_equal(x_LD[1:][at], own_LD[before[at] + 1])
+    one, two = row[64:]
+    expected = params["start"]["rotation"][one] + params["start"]["jigsaw"][two]
+    np.testing.assert_allclose(x_LD[0], expected, rtol=1e-6)
+
+
+def test_symbols_do_not_depend_on_later_ones_in_any_order(network):
+  experiment, params = network
+  apply, row = jax.jit(experiment.apply), np.asarray(experiment.batch(0))[:1]
+  logits = apply(params, row)
+  for t in (0, 17, 62):
+    changed = row.copy()
+    changed[0, t] = (changed[0, t] + 1) % 17
+    differs = (apply(params, changed) != logits).any((0, 2))
+    assert not differs[: t + 1].any() and differs[t + 1]
+  other = row.copy()
+  other[0, 64:] = (row[0, 64:] + 1) % 4  # another order of the same symbols
+  assert (apply(params, other) != logits).any((0, 2)).all()
+
+
+def test_samples_in_an_order_do_not_depend_on_the_decoder(network):
+  experiment, params = network
+  given, found = np.asarray(experiment.batch(1))[:2, :40], []
+  inputs = params, sampling.Sampler(), given, 64
+  for decoder in (
+    sampling.Cached(experiment.model, (3, 7)),
+    sampling.Recompute(experiment.apply, 64, (3, 7)),
+  ):
+    found.append(sampling.sample(decoder, *inputs)[0])
+  np.testing.assert_array_equal(*found)
+
+
+def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
+  experiment, params = network
+  change = lambda state: dataclasses.replace(state, ema=params)
+  runs.untrained(tmp_path, experiment.config, change)
+  orders, images = experiment.source.orders, experiment.source.examples("test")
+  for words in ([], ["jigsaw=9", "rotation=1"]):
+    flags = [f"--order={','.join(words)}"] if words else []
+    capfd.readouterr()
+    assert runs.command("eval.py", f"--workdir={tmp_path}", *flags) == 0
+    found, labels = json.loads(capfd.readouterr().out), orders.labels(words)
+    rows = [orders.arrange(image, labels) for image in images]
+    nats = np.mean(np.asarray(experiment.losses(params, np.stack(rows))))
+    assert found["bits_per_dim"] == pytest.approx(nats / np.log(2), rel=1e-5)
+    assert ("order" in found["overrides"]) == bool(words)
+  assert len([*(tmp_path / "evaluations").glob("*.json")]) == 2
+
+
+@pytest.mark.parametrize("name", ["rotation", "transposition", "jigsaw"])
+def test_order_needs_images_that_have_it(name):
+  with pytest.raises(ValueError, match=f"images of .5, 4, 1. have no '{name}'"):
+    Orders((name,), (5, 4, 1))

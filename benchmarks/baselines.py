@@ -155,7 +155,6 @@ def mosaic(images: np.ndarray) -> np.ndarray:
 
 
 def compress(splits: markov.Splits) -> list[dict[str, Any]]:
-  """The scores of all compressors that there are."""
   train, *scored = (splits[name].tobytes() for name in data.SPLITS)
   rows, has_ppmd = [], optional("pyppmd")
   for name, run in COMPRESSORS.items():

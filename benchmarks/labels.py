@@ -20,7 +20,6 @@ Splits = dict[str, list[tuple[np.ndarray, int]]]
 
 
 def score(source: data.Sequences) -> dict[str, Any]:
-  """Rows of baselines for ListOps."""
   splits = {split: examples(source, split) for split in data.SPLITS}
   models: tuple[tuple[str, str, Callable[[np.ndarray], Hashable]], ...] = (
     ("most frequent label", "nothing", lambda x: 0),

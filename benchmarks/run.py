@@ -10,11 +10,11 @@ benchmarks/results/<workdir>.json.
 """
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
 
 from benchmarks import record
 from sparse_transformer import atomic, cli, config as config_lib, model, schema
@@ -38,19 +38,9 @@ def main(argv: Sequence[str]) -> None:
   config = config_lib.read_config(workdir)
   preset = config_flags.get_config_filename(args["config"])
   words = [f"--config={preset}", f"--workdir=runs/{workdir.name}"]
-  words += overrides(args.config, config)
+  words += config_lib.overrides(args.config, config)
   content = record.about("python train.py", words) | describe(workdir, config)
   record.write(out, content)
-
-
-def overrides(preset: ConfigDict, config: schema.Config) -> Iterator[str]:
-  """The flags that turn the preset's config into another one."""
-  before = schema.flatten(preset)
-  for name, value in schema.flatten(config).items():
-    if value != before[name]:
-      if isinstance(value, tuple):
-        value = ",".join(map(str, value))
-      yield f"--config.{name}={value}"
 
 
 def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:

@@ -168,7 +168,6 @@ class Worker:
     return {"seconds": timeit.timeit(run, number=repeats) / repeats}
 
   def serve(self):
-    """Answers requests until standard input ends."""
     say = answers()
     for line in sys.stdin:
       request = json.loads(line)

@@ -8,22 +8,14 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
 Values are separated by commas outside brackets, or by semicolons. A value may
 set other fields too: "dense with data.length=512 train.batch_size=8".
 
-The budget of each run is a number of steps, seconds or processor seconds (of
-all threads) of training. It sets train.steps and, unless that varies, shortens
-optimizer.warmup_steps to a tenth of them; seeds count from --first_seed. With
---tune, each value is first trained once with each candidate, on --tune_budget
-or else the same budget, with a seed that is not compared. Its seeds then use
-the best candidate on the validation split.
-
-Values are ranked by the bits of each run's best checkpoint on the entire
-validation split; the best value is then scored on the test split. An error is
-half of the 95 % confidence interval of a mean over seeds. --equal=keys rejects
-values that differ in keys per query by over 10 %.
+A budget sets train.steps and, unless that varies, shortens
+optimizer.warmup_steps to a tenth of them; seeds count from --first_seed. Values
+are ranked by the bits of each run's best checkpoint on the entire validation
+split; the best value is then scored on the test split.
 
 A run is train.py and then eval.py, in the folder VALUE/seedN or
-VALUE/tune/CANDIDATE of --workdir; its processes end with this one. --jobs=N
-trains N runs at once, each on its share of the cores of a CPU, or of the GPUs.
-The same command resumes a comparison that was stopped.
+VALUE/tune/CANDIDATE of --workdir. The same command resumes a comparison that
+was stopped. docs/compare.md explains tuning, errors and jobs.
 """
 
 import itertools
@@ -81,7 +73,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _plan(args: Any) -> "Comparison":
-  """The plan that the flags describe."""
   cli.require("config", "vary", "workdir")
   from sparse_transformer.comparison import plan as plan_lib
 

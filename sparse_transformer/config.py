@@ -83,8 +83,8 @@ def with_values(config: ConfigDict, **values: object) -> ConfigDict:
   return changed
 
 
-def overrides(preset: ConfigDict, config: ConfigDict) -> list[str]:
-  """The flags that turn one config into another."""
+def overrides(preset: Any, config: Any) -> list[str]:
+  """The flags that turn a `Config` or ConfigDict into another."""
   before, after = schema.flatten(preset), schema.flatten(config)
   return [f"--config.{x}={y}" for x, y in after.items() if y != before[x]]
 

@@ -131,14 +131,14 @@ def _print(args, report, text, folder):
 
 def _compile(args):
   """Compiles the experiment for a target, and prints a report."""
-  from sparse_transformer.targets import compilers, hardware, rendering
+  from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
   target = hardware.parse(args.target)
   sizes = mesh.sizes(args.config, target.num_devices)
   mesh.check_batch(args.config, sizes)
   report = compilers.compile_for(target, args.config, args.part)
-  print(json.dumps(report) if args.json else rendering.render(report))
+  print(json.dumps(report) if args.json else compilers.render(report))
   if not all(x["compiles"] and x["fits"] for x in report["programs"]):
     raise ValueError(f"{target}: not every program compiles and fits")
 

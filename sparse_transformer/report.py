@@ -146,7 +146,6 @@ def _evaluations(workdir):
 
 
 def _evaluation(path):
-  """The cells of a result."""
   try:
     result = atomic.read_json(path)
     bits, error = result["bits_per_dim"], result["standard_error"]

@@ -49,7 +49,7 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   found = json.loads(out.read_text())
   assert found["command"] == (
     "python train.py --config=text_small.py --workdir=runs/mine"
-    " --config.data.path=file.txt --config.attention.cycle=1,0,0"
+    " --config.data.path=file.txt '--config.attention.cycle=(1, 0, 0)'"
   )
   assert found["parameters"] == 867_712
   assert found["steps"] == 2 and found["seconds"] == 4.5

@@ -48,10 +48,7 @@ def entries(settings: Settings) -> dict:
     f"n = {n}, batch {batch}, {text}{title}": functools.partial(
       measure, programs, n, batch, text
     )
-    for title, programs in (
-      ("", [DENSE, *first]),
-      (", others", others),
-    )
+    for title, programs in (("", [DENSE, *first]), (", others", others))
     for n, batch, text in cases
   }
 
@@ -103,7 +100,6 @@ def _warm_up(name, runs, inputs, functions, warm):
 
 
 def _add_rates(row, about, is_dense):
-  """Adds TFLOP/s."""
   n = about["n"]
   pairs = about["heads"] * n * (n + 1) // 2 if is_dense else about["pairs"]
   for kind, per_pair in FLOPS.items():
@@ -113,7 +109,6 @@ def _add_rates(row, about, is_dense):
 
 
 def _dense(platform):
-  """The passes of JAX's own attention."""
   implementation = "cudnn" if platform == "cuda" else "xla"
   attend = jax.nn.dot_product_attention
   return executors.passes(

@@ -44,14 +44,10 @@ PARTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is asked for."""
-
   small: bool = False  # whether to use small sizes
   executors: tuple[str, ...] = ()  # those to run; () for all
   seconds: float = 1800.0  # the most that the part may take
-  data: str = (
-    ""  # of CIFAR-10: a .npy file of images, or the config's data.path
-  )
+  data: str = ""  # of CIFAR-10: a .npy file of images, or data.path
 
 
 def main() -> None:
@@ -103,7 +99,6 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe() -> dict[str, Any]:
-  """The device, its driver, and the versions."""
   import jax
 
   from sparse_transformer import machine, version
@@ -139,7 +134,6 @@ def of_setup(settings: Settings) -> dict[str, Callable[[], dict]]:
   """Which executors run heads of 64 in each dtype; and what `auto` takes."""
   from benchmarks.accelerator import executors
 
-  del settings
   return {
     dtype: lambda dtype=dtype: executors.describe(dtype)
     for dtype in ("bfloat16", "float32", "float16")

@@ -68,7 +68,6 @@ def passes(attention) -> dict:
   """{name: jitted function of q, k, v, dout} of an attention (q, k, v)."""
 
   def forward(q, k, v, dout):
-    del dout
     return attention(q, k, v)
 
   def forward_backward(q, k, v, dout):
@@ -84,6 +83,5 @@ def of_executor(name: str, heads: tuple) -> dict:
 
 
 def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
-  """q, k, v and the cotangent of the output."""
   keys = jax.random.split(jax.random.key(0), 4)
   return [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]

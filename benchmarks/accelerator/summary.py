@@ -40,7 +40,6 @@ def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
 
 
 def about(content: dict) -> str:
-  """The device, the versions and the commit."""
   text = "{number} x {name}, jax {jax}, Python {python}, commit {commit}"
   return text.format(**content["device"])
 
@@ -121,7 +120,6 @@ def _presets(entries):
 
 
 def _train(entries):
-  """Points of the curve, and the result."""
   yield "config", "step", "seconds", "bits/dim"
   for name, found in entries.items():
     curve = found.get("curve", [])

@@ -90,7 +90,6 @@ def values(name: str, choice: str) -> list[float]:
 
 
 def keys(expression: str, n: int = 3072) -> str:
-  """Mean keys per query of a pattern."""
   ((pattern,),) = patterns.parse(expression)
   return f"{pattern.pairs(n) / n:.1f}"
 
@@ -207,7 +206,6 @@ def trained() -> str:
 
 
 def records(*names: str) -> str:
-  """Links to the records of a table."""
   link = "[`{0}`](../benchmarks/results/{0}.json)"
   links = ", ".join(map(link.format, names))
   text = f"Records: {links}; [commands](#commands)."

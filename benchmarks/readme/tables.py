@@ -8,7 +8,7 @@ from benchmarks import compiled, record, report
 from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
 from sparse_transformer import atomic, tables
-from sparse_transformer.targets import rendering
+from sparse_transformer.targets import compilers
 
 PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
@@ -139,7 +139,7 @@ def explained() -> str:
   ]
   words = "--config=configs/enwik8.py --target=h100"
   command = f"python -m sparse_transformer.explain {words}"
-  text = re.sub(r"(?m)^(.{97}).{4,}$", r"\1...", rendering.render(found))
+  text = re.sub(r"(?m)^(.{97}).{4,}$", r"\1...", compilers.render(found))
   return f"```\n{command}\n\n{text}\n```"
 
 

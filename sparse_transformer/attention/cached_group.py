@@ -168,7 +168,6 @@ class Group:
     return out.reshape(batch, num_heads, -1), lse.reshape(batch, num_heads)
 
   def _own(self, directions):
-    """The directions of the heads of this group."""
     return {
       content: x if len(x) == 1 else jnp.asarray(x)[np.array(self.heads)]
       for content, x in directions.items()

@@ -217,7 +217,6 @@ def _known(count):
 
 
 def _check(cache, layer, directions, arrays, count=()):
-  """Raises a ValueError if the arguments of a step or a prompt do not fit."""
   (layers, batch, *_, width), v = cache.groups[0].k.shape, cache.groups[0].v
   num_heads, num_key_heads = len(cache.patterns), cache.num_key_heads
   shapes = (

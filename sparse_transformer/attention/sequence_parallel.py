@@ -302,7 +302,10 @@ def plan_device(
   for part, heads in heads_of_parts(patterns, case.length):
     tile = _tile_of(executor, part, case, own)
     slices = slice_part(part, case.length, tile, num_devices)
-    of_part = _of_heads(case, heads)
+    of_part = case
+    if heads is not None:
+      few, of_keys = len(heads), len(key_heads(heads, case.group) or ())
+      of_part = dataclasses.replace(case, num_heads=few, num_key_heads=of_keys)
     if slices.received > own and of_part.num_key_heads % num_devices == 0:
       plans = _plan_heads(executor, part, of_part, axes)
       found.extend((plan, heads) for plan in plans)
@@ -312,14 +315,6 @@ def plan_device(
     orders = Exchange(axes, slices.queries), Exchange(axes, slices.keys)
     found.append((contract.Plan(part, tile, tables, *orders), heads))
   return found
-
-
-def _of_heads(case, heads):
-  """The case of these heads only."""
-  if heads is None:
-    return case
-  few, of_keys = len(heads), len(key_heads(heads, case.group) or ())
-  return dataclasses.replace(case, num_heads=few, num_key_heads=of_keys)
 
 
 def _tile_of(executor, part, case, own):

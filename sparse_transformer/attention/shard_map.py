@@ -157,7 +157,6 @@ def _varying_alike(inputs):
 
 
 def _axes(entry):
-  """The axes in an entry of a spec."""
   return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 

@@ -1,22 +1,6 @@
 """The record of a comparison: the source of its tables and figures.
 
-comparison.json has the fields below. What is unknown is null. A mean is over
-seeds, {"mean", "error"}: half of its 95 % confidence interval, null for a
-single seed.
-
-about     field and choices, what varies; seeds, their number, and first_seed;
-          budget and tune_budget, [kind, amount]; tune, [field, candidates];
-          unit of all bits; the config; machine, commit, versions and command
-tuning    null, or scores, {choice: {candidate: bits on the validation split,
-          null if training diverged}}, and best, {choice: candidate}
-rows      one for each choice, the best on validation first: validation, a mean;
-          values, the bits of each seed; accuracy, of classifiers; gap, minus
-          the first choice, with the error of Welch's t; test, of the first row;
-          means of what follows, and maxima of peak_bytes and parameters
-runs      one for each choice and seed: steps, tokens_per_step, keys of a query,
-          parameters, peak_bytes, seconds and processor_seconds of training;
-          best_step, and the scores of its weights on whole splits, validation
-          and test; curve, of validations during training, lists
+docs/compare.md says what comparison.json has.
 """
 
 import json
@@ -87,7 +71,6 @@ def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
 
 
 def _row(about, runs, choice):
-  """The row of a choice."""
   first = about["choices"][0]
   runs, others = of_choice(runs, choice), of_choice(runs, first)
   bits, base = (
@@ -137,18 +120,14 @@ def write_record(path: pathlib.Path, record: Record) -> None:
   atomic.write_text(path, text + "\n")
 
 
-def _points(run, axis):
-  """The curve of a run as (x, bits), x ascending; straight between points."""
-  curve = run["curve"]
-  return np.array(curve[axis], float), np.array(curve["bits_per_dim"], float)
-
-
 def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
   """(x, mean, lowest, highest) of the curves of several seeds.
 
-  x are the points within all curves at which any seed was validated.
+  x are the points within all curves at which any seed was validated. Between
+  its points, each with a larger x than the last, a curve is straight.
   """
-  curves = [_points(run, axis) for run in runs]
+  names = axis, "bits_per_dim"
+  curves = [[np.array(run["curve"][x], float) for x in names] for run in runs]
   first = max(x[0] for x, _ in curves)
   last = min(x[-1] for x, _ in curves)
   x = np.unique(np.concatenate([x for x, _ in curves]))

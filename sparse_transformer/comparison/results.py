@@ -41,7 +41,6 @@ def _label(name):
 
 
 def _mean(value, sign=""):
-  """A mean with its error, if it has one."""
   if value is None:
     return "-"
   text, error = f"{value['mean']:{sign}.4f}", value["error"]

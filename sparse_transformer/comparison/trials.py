@@ -53,7 +53,6 @@ def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:
 
 
 def _job(trial, remark, script, words):
-  """A command on the folder of a run."""
   path = SCRIPTS / script
   if not path.exists():  # the library was installed without it
     raise FileNotFoundError(f"{path} is missing; run compare in a clone")

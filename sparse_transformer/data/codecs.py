@@ -235,7 +235,6 @@ class Tokens(Codec):
     return tokens
 
   def _check(self, tokens, path):
-    """Raises ValueError if a token is not in the vocabulary."""
     if len(tokens) and (largest := tokens.max()) >= self.vocab_size:
       raise ValueError(
         f"{path}: token {largest} at index {tokens.argmax()} is not below"

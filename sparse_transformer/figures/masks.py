@@ -28,10 +28,7 @@ Layers = Sequence[Sequence[Pattern]]  # the heads of each layer
 
 
 def save_patterns(
-  path: str | os.PathLike,
-  layers: Layers,
-  shape: Sequence[int],
-  length: int,
+  path: str | os.PathLike, layers: Layers, shape: Sequence[int], length: int
 ) -> None:
   """Draws the first 12 patterns of a network as `panels`."""
   places: dict[Pattern, tuple[set[int], set[int]]] = {}

@@ -43,7 +43,7 @@ class ResidualBlock(nnx.Module):
     self.attention_norm = norm()
     self.query = linear(config.qk_width)
     self.key = linear(config.head_width * of_keys)
-    self.value = linear(width // config.num_heads * of_keys)
+    self.value = linear(config.widths[1] * of_keys)
     self.out = linear(width, kernel_init=weight_init(width, config.num_layers))
     self.mlp_norm = norm()
     self._init_mlp(rngs)

@@ -80,6 +80,11 @@ class Config(schema.Model):
     return self.qk_width // self.num_heads
 
   @property
+  def widths(self) -> tuple[int, int]:
+    """(K, E): widths of a head's queries and keys, and of its values."""
+    return self.head_width, self.width // self.num_heads
+
+  @property
   def num_key_heads(self) -> int:
     """Heads of keys and values, G."""
     return self.key_heads or self.num_heads
@@ -108,9 +113,8 @@ def configure(config: schema.Config, source: Any) -> Config:
   A classifier has named patterns in their bidirectional form. Of the data
   source, vocab_size, length, shape, separator, classes and orders are used.
 
-  Raises:
-    ValueError: settings contradict each other or the data, or a pattern is not
-      well defined, has no pairs or, in a generator, sees later keys.
+  Raises ValueError if settings contradict each other or the data, or a pattern
+  is not well defined, has no pairs or, in a generator, sees later keys.
   """
   settings, length = dict(config.attention), source.length
   backend = settings.pop("backend")

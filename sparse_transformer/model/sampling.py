@@ -38,7 +38,6 @@ class Recompute:
   labels: tuple[int, ...] = ()  # of the order, see `data.Orders`
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
-    del params
     padding = self.length - tokens_BL.shape[1]
     return jnp.pad(tokens_BL, ((0, 0), (0, padding)))
 
@@ -60,7 +59,6 @@ class Cached:
   labels: tuple[int, ...] = ()
 
   def init(self, batch: int) -> Caches:
-    """The empty caches."""
     config = self.config
     if config.separator is not None:
       raise ValueError(
@@ -75,7 +73,7 @@ class Cached:
         num_heads=config.num_heads,
         num_key_heads=config.num_key_heads,
         qk_width=config.head_width,
-        value_width=config.width // config.num_heads,
+        value_width=config.widths[1],
         dtype=config.dtype,
         layers=size,
       )

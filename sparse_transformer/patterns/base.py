@@ -70,7 +70,6 @@ class Pattern:
 
   def bind(self, sets: Mapping["Pattern", "Pattern"]) -> "Pattern":
     """This pattern with its `contents` replaced by what they were bound to."""
-    del sets
     return self
 
   def check(self, n: int) -> None:
@@ -79,11 +78,10 @@ class Pattern:
     Whatever uses a pattern calls this, which is quick: the result is cached,
     and the mask is evaluated once, on bounds.
 
-    Raises:
-      ValueError: the mask uses operators that are not allowed, does not return
-        booleans, or has intermediate values that may not fit in 32 bits;
-        `orders` are not permutations; the pattern has attributes that equality
-        ignores; n is less than 1.
+    Raises ValueError if the mask uses operators that are not allowed, does not
+    return booleans, or has intermediate values that may not fit in 32 bits;
+    `orders` are not permutations; the pattern has attributes that equality
+    ignores; n is less than 1.
     """
     checks.check_pattern(self, n)
 

@@ -118,7 +118,6 @@ class Content(Checked):
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
     """Float32 [1, D, K], for a layer; None if they are parameters."""
-    del width, layer
     return None
 
   def labels(self, known: Known) -> Array:
@@ -140,16 +139,12 @@ class Spanned(Content):
   number of positions, which is given and gets a gradient.
   """
 
+  max: int  # the longest span
+
   is_learned = True
 
   def given(self, num_heads: int, width: int) -> tuple[tuple[int, ...], str]:
-    del width
     return (num_heads,), "spans in positions, one per head"
-
-  @property
-  def longest(self) -> int:
-    """The longest span."""
-    raise NotImplementedError
 
   def end(self, spans: Array) -> Array:
     """The distance from which on weights are 0."""
@@ -170,9 +165,6 @@ class _Bound(Pattern):
 
   __eq__ = object.__eq__
   __hash__ = object.__hash__
-
-  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    raise NotImplementedError("the order is found at run time")
 
   def within_tiles(self) -> Pattern:
     """The mask to apply within the tiles that this set is run in."""
@@ -214,7 +206,6 @@ class Chosen(_Bound):
 
 def _look_up(x_BHL, positions):
   """The rows of x at positions, an arbitrary row for negative ones."""
-
   at = _with_lanes(positions)
   index = at.clip(0).reshape(*at.shape[:2], -1, *(1,) * (x_BHL.ndim - 3))
   found = jnp.take_along_axis(x_BHL, index, axis=2)
@@ -225,7 +216,6 @@ def _look_up(x_BHL, positions):
 
 def _with_lanes(positions):
   """Positions with axes of batch and heads."""
-
   at = jnp.asarray(positions)
   return at.reshape((1,) * (4 - at.ndim) + at.shape)
 
@@ -244,10 +234,6 @@ class _Grouped(Content):
   def num_groups(self) -> int:
     return self.num_directions
 
-  def normal(self, directions_HDK: Array) -> Array:
-    """The directions that queries are projected onto."""
-    return directions_HDK
-
   def choose(self, products_BHD: Array) -> Array:
     """The groups [B, H, R] of queries with these products."""
     raise NotImplementedError
@@ -262,7 +248,7 @@ class _Grouped(Content):
       )
 
   def labels(self, known: Known) -> Array:
-    directions_HDK = self.normal(known.directions_HDK)
+    directions_HDK = known.directions_HDK
 
     def of_position(q_BHK):
       if directions_HDK.shape[0] == 1:
@@ -365,9 +351,10 @@ class Routing(_Grouped):
   def num_directions(self) -> int:
     return self.clusters
 
-  def normal(self, directions_HDK: Array) -> Array:
-    lengths = jnp.linalg.norm(directions_HDK, axis=-1, keepdims=True)
-    return directions_HDK / jnp.maximum(lengths, 1e-6)
+  def labels(self, known: Known) -> Array:
+    lengths = jnp.linalg.norm(known.directions_HDK, axis=-1, keepdims=True)
+    unit_HDK = known.directions_HDK / jnp.maximum(lengths, 1e-6)
+    return super().labels(known._replace(directions_HDK=unit_HDK))
 
   def choose(self, products_BHD: Array) -> Array:
     return products_BHD.argmax(-1, keepdims=True).astype(jnp.int32)
@@ -428,7 +415,6 @@ class TopBlocks(Content):
   def sets(
     self, labels_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
-    del segments_BL  # the labels know them
     return (Chosen(labels_BHLC, self.size),)
 
 
@@ -445,16 +431,11 @@ class AdaptiveSpan(Spanned):
   longest span is cut off.
   """
 
-  max: int
   ramp: int = 32
 
   def __post_init__(self) -> None:
     super().__post_init__()
     self.support()  # which checks their sum
-
-  @property
-  def longest(self) -> int:
-    return self.max
 
   def support(self) -> Pattern:
     return Local(self.max + self.ramp)
@@ -493,7 +474,6 @@ def _sort(labels_BHL, window, segments_BL):
   Coordinates increase in the order of positions by label: by 1 within a label,
   and by more than `window` to the next. In segments, labels are not the same.
   """
-
   n = labels_BHL.shape[-1]
   i = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), labels_BHL.shape)
   if segments_BL is None:

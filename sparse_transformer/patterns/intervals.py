@@ -194,9 +194,6 @@ class QueryPlusKey(_Integer):
     )
     return low, high
 
-  def _interval(self) -> "Interval":
-    return Interval(*self.bounds())
-
   def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
     equal, difference = super().__eq__(other), self - other
     if not isinstance(difference, QueryPlusKey):
@@ -228,14 +225,14 @@ class QueryPlusKey(_Integer):
         if np.ndim(ours) == np.ndim(theirs) == 0:
           return self._map(lambda x: x * (other.u + other.v))
     if isinstance(other, _Integer):
-      return self._interval() * other
+      return Interval(*self.bounds()) * other
     other = _constant(other)
     return QueryPlusKey(self.pairs, self.u * other, self.v * other)
 
   def __floordiv__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
     exact = self._map(lambda x: x // divisor)
-    return self._interval() // divisor if exact is None else exact
+    return Interval(*self.bounds()) // divisor if exact is None else exact
 
   def __mod__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
@@ -245,7 +242,7 @@ class QueryPlusKey(_Integer):
     if exact is not None:
       return exact
     residues = QueryPlusKey(self.pairs, self.u % divisor, self.v % divisor)
-    return residues._interval() % divisor
+    return Interval(*residues.bounds()) % divisor
 
 
 class Interval(_Integer):

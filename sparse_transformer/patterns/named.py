@@ -36,16 +36,18 @@ FACTORIZATIONS = {
   "fixed_deepspeed": _FIXED,
   "fixed_lra": _FIXED + " | Summary({stride}, 1, {last})",
 }
-# The layers of published models, in turn.
+# The layers of published models, in turn, with their windows, but not their
+# sinks, soft caps or layers without positions. Without a source: MaxText.
 PUBLISHED = {
-  "gpt3": "Causal(), Local({window})",
-  "gpt_oss": "Local(128), Causal()",
+  "gpt3": "Causal(), Local({window})",  # arXiv 2005.14165, section 2.1
+  "gpt_oss": "Local(128), Causal()",  # gpt_oss/torch/model.py, openai/gpt-oss
   "gemma2": "Local(4096), Causal()",
-  "gemma3": 5 * "Local(1024), " + "Causal()",
-  "olmo3": 3 * "Local(4096), " + "Causal()",
-  "cohere2": 3 * "Local(4096), " + "Causal()",
-  "mimo_v2_flash": 5 * "Local(128), " + "Causal()",
+  "gemma3": 5 * "Local(1024), " + "Causal()",  # 512 in the smallest
+  "olmo3": 3 * "Local(4096), " + "Causal()",  # its config on Hugging Face
+  "cohere2": 3 * "Local(4096), " + "Causal()",  # the same
+  "mimo_v2_flash": 5 * "Local(128), " + "Causal()",  # arXiv 2601.02780, 2
   "llama4": 3 * "Block(8192), " + "Causal()",
+  # dev/LOG.md in karpathy/nanochat, 11 January 2026; later a quarter.
   "nanochat": 3 * "Local({half}), " + "Causal()",
 }
 DENSE_LAYERS = {"mimo_v2_flash": 0, "nanochat": -1}  # beside those in turn
@@ -77,16 +79,6 @@ def factorize(
   pattern is the same set: `stride` is its num_local_blocks * block, `width` its
   num_global_blocks * block, `num_summaries` its num_different_global_patterns.
   In long-range-arena, the first position of each block is also a summary.
-
-  `PUBLISHED` has the factors of each model's layers, in turn, with its windows,
-  but not the model's sinks, soft caps or layers without positions. `gpt3`:
-  Brown et al. 2020, arXiv 2005.14165, section 2.1, whose band is not published:
-  `window`. `gpt_oss`: gpt_oss/torch/model.py in openai/gpt-oss. `gemma2`,
-  `gemma3`, `llama4`: MaxText. `olmo3`, `cohere2`: their configs on Hugging
-  Face; the smallest gemma3 has 512. `mimo_v2_flash`: arXiv 2601.02780, section
-  2; `assign` makes its first layer dense. `nanochat`: dev/LOG.md in
-  karpathy/nanochat, 11 January 2026, with half the sequence to the left of a
-  query, later a quarter; `assign` makes its last layer dense.
 
   Args:
     name: of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`

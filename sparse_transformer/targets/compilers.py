@@ -1,4 +1,4 @@
-"""The compilers' environments, and the processes that compile in them.
+"""The compilers' environments, processes that compile in them, their reports.
 
 A compiler must match its version of JAX, so each has an environment of its own,
 which `make targets` makes.
@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import signals
+from sparse_transformer import signals, tables
 from sparse_transformer.targets.hardware import Target
 
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
@@ -33,6 +33,7 @@ SETTINGS = dict(
   TF_CPP_MIN_LOG_LEVEL="2",
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
+DEFAULT_FRACTION = 0.75  # of a GPU's memory is what XLA allocates by default
 GPU_FLAG = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
 
 
@@ -49,10 +50,7 @@ def python(compiler: str) -> pathlib.Path:
 
 
 def compile_for(
-  target: Target,
-  config: ConfigDict,
-  part: str = "step",
-  **options: Any,
+  target: Target, config: ConfigDict, part: str = "step", **options: Any
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 
@@ -100,3 +98,50 @@ def compile_for(
     if "error" in answer:
       raise ValueError(answer["error"])
     return answer["result"]
+
+
+def render(report: dict[str, Any]) -> str:
+  """The report as text."""
+  title = (
+    f"{report['target']}: {report['devices']} x {report['device']};"
+    f" batch {report['batch_size']}, accumulation {report['accumulation']},"
+    f" remat {report['remat']}; jax {report['jax']}\n"
+    "Compiled for, not run on: these are properties of the program."
+  )
+  found = (
+    f"{program['name']}\n{tables.align(_rows(program, report))}"
+    for program in report["programs"]
+  )
+  return "\n\n".join([title, *found])
+
+
+def _rows(program, report):
+  yield "  attention", f"by {program['executor']}"
+  if not program["compiles"]:
+    verb = "fit" if program["fits"] is False else "compile"
+    yield f"  does not {verb}", program["reason"]
+    return
+  seconds = program["trace_seconds"] + program["compile_seconds"]
+  yield "  compiles", f"in {seconds:.0f} s"
+  # TPUs run a program by themselves; nothing is launched from outside.
+  is_tpu = report["device"].startswith("TPU")
+  memory, room = program["memory"], report["memory"]
+  text = f"{tables.size(memory['peak'])} of {tables.size(room)}: "
+  text += "fits" if program["fits"] else "does not fit"
+  is_default = is_tpu or memory["peak"] <= DEFAULT_FRACTION * room
+  if program["fits"] and not is_default:
+    text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+  yield "  peak memory", text
+  yield "  arguments", tables.size(memory["arguments"])
+  yield "  temporaries", tables.size(memory["temporaries"])
+  text = f"{program['launches']:,} and {program['copies']:,} copies"
+  if program["unknown_loops"]:
+    text += f"; at least, {program['unknown_loops']} loops counted once"
+  first = program["most_launched"].items()
+  most = ", ".join(f"{name} {count:,}" for name, count in first)
+  yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
+  collectives = (
+    f"{kind} {moved['count']:,} ({tables.size(moved['bytes'])})"
+    for kind, moved in program["collectives"].items()
+  )
+  yield "  collectives", ", ".join(collectives) or "none"

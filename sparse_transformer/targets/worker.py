@@ -102,7 +102,7 @@ def _attention(
   array = functools.partial(
     jax.ShapeDtypeStruct, sharding=experiment.batch_sharding
   )
-  widths, num = costs.widths(model), key_heads or model.num_key_heads
+  widths, num = model.widths, key_heads or model.num_key_heads
   dtype = jnp.dtype(model.dtype)
   q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
   k, v = (array((*size, num, width), dtype) for width in widths)
@@ -125,7 +125,6 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 
 def _report(program, experiment, target, tell):
-  """Compiles a program, and reports the result."""
   (name, cases, function, arguments), began = program, time.time()
   absent = platforms.targeting(target.compiler, target.capability)
   devices = experiment.mesh.abstract_mesh

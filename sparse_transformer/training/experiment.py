@@ -40,8 +40,7 @@ class Experiment:
     devices: of the mesh; None for all there are.
     shared: the data source, if another experiment has the same.
 
-  Raises:
-    ValueError: the config breaks a rule of `schema`.
+  Raises ValueError if the config breaks a rule of `schema`.
   """
 
   config: schema.Config
@@ -97,8 +96,7 @@ class Experiment:
   def phases(self) -> dict[int, "Experiment"]:
     """{first step: the experiment with its pattern}, by `attention.schedule`.
 
-    Raises:
-      ValueError: the schedule is invalid, or parameters differ.
+    Raises ValueError if the schedule is invalid, or parameters differ.
     """
     patterns = model_lib.schedule(self.config)
     if len(patterns) == 1:

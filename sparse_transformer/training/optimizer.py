@@ -17,9 +17,8 @@ def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
 
   The peak of 0 stands for `optimizer.learning_rate`.
 
-  Raises:
-    ValueError: the warm-up does not end before the last step, or a constant
-      rate has a minimum.
+  Raises ValueError if the warm-up does not end before the last step, or a
+  constant rate has a minimum.
   """
   steps, settings = config.train.steps, config.optimizer
   warmup, least = settings.warmup_steps, settings.minimum
@@ -56,9 +55,8 @@ def make_optimizer(
   updates have the root mean square of Adam's, so learning rates carry over.
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
-  Raises:
-    ValueError: the schedule is invalid, see `make_schedule`, or AdamW is given
-      a learning rate of Muon's Adam.
+  Raises ValueError if the schedule is invalid, see `make_schedule`, or AdamW is
+  given a learning rate of Muon's Adam.
   """
   settings, rate = config.optimizer, config.optimizer.adam_learning_rate
 

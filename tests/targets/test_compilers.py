@@ -8,7 +8,7 @@ import pytest
 import runs
 
 from configs import digits
-from sparse_transformer.targets import compilers, hardware, rendering
+from sparse_transformer.targets import compilers, hardware
 
 H100 = hardware.parse("h100")
 # Reads the request, which names the folder of the answer.
@@ -120,7 +120,7 @@ REPORT = dict(
   ],
 )
 def test_rendering(changes, words):
-  text = rendering.render(REPORT | dict(programs=[PROGRAM | changes]))
+  text = compilers.render(REPORT | dict(programs=[PROGRAM | changes]))
   assert words in text and "Compiled for, not run on" in text
 
 

@@ -185,11 +185,9 @@ class _Steps(online_softmax.Steps):
     return _rows(self._now(self.rows, i), *arrays)
 
   def keys(self, i, j, *arrays):
-    del j
     return tuple(self.take(i, x) for x in arrays)
 
   def pairs(self, i, j):
-    del j
     q_at, k_at = self._now(self.rows, i), self.take(i, self.at)
     return online_softmax.pairs(self.pattern, q_at, k_at), None
 
@@ -221,7 +219,6 @@ class _Windows(_Steps):
     return jnp.concatenate(windows, 3)
 
   def add(self, i, j, x_BHVT, new_BHAS):
-    del j
     tiles = self._now(x_BHVT, i, self.behind)
     for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
@@ -246,7 +243,6 @@ class _Blocks(_Steps):
     return _of_lanes(lambda x_M, at: x_M.at[at].get(mode="clip"), x_BHM, at)
 
   def add(self, i, j, x_BHM, new_BHAS):
-    del j
     # A CPU adds values for the same place one after another.
     at, is_unique = self._now(self.blocks, i), self.case.platform != "cpu"
     if is_unique:

@@ -6,8 +6,7 @@ accelerators, steps are large, so that there are few.
 
 Axes: A tiles of queries in a group; C tiles of keys that each meets in a step.
 The R query heads of a key head are further rows of its tiles, so that keys are
-read
-once for all of them: tiles of queries are [A, B, G, R T, ...].
+read once for all of them: tiles of queries are [A, B, G, R T, ...].
 """
 
 import dataclasses

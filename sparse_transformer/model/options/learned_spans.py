@@ -30,7 +30,7 @@ class LearnedSpans(Option):
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     found, shares_H = map(spans.span_of, layer.patterns), layer.own["spans"]
-    of_heads = {x: x.longest * shares_H for x in found if x is not None}
+    of_heads = {x: x.max * shares_H for x in found if x is not None}
     return inputs.add_directions(of_heads)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:

@@ -104,8 +104,7 @@ class Checkpoints:
   def find(self, step: int | Literal["best"] | None) -> int:
     """A saved step: None finds the last, "best" the lowest validation loss.
 
-    Raises:
-      FileNotFoundError: no step is saved, or not that one.
+    Raises FileNotFoundError if no step is saved, or not that one.
     """
     steps = self.steps()
     if step is None and steps:
@@ -141,8 +140,7 @@ class Checkpoints:
     A digest of None does not compare the data. Returns the free fields that
     differ.
 
-    Raises:
-      ValueError: it is from another run, or does not say from which.
+    Raises ValueError if it is from another run, or does not say from which.
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
     if not {"config", "data"} <= saved.keys():
@@ -200,8 +198,7 @@ class Checkpoints:
     `validation` is its bits per dim on that split, if known. The arrays may be
     donated afterwards.
 
-    Raises:
-      OSError: this save or the previous one failed.
+    Raises OSError if this save or the previous one failed.
     """
     self.finish()
     step = int(state.step)
@@ -226,20 +223,17 @@ class Checkpoints:
     if self._path(step).exists():  # Orbax would delete it
       raise FileExistsError(f"{self._path(step)} is not a checkpoint; move it")
     self._saving = step
-    self._manager = self._manager or self._open()
-    self._manager.save(step, args=args, metrics=validation, force=True)
-
-  def _open(self) -> ocp.CheckpointManager:
-    options = ocp.CheckpointManagerOptions(
-      lightweight_initialize=True,
-      preservation_policy=self,
-      todelete_subdir=f"old{TEMPORARY}",
+    if self._manager is None:
       # Called before the folder gets its name, in the first process.
-      async_options=ocp.AsyncOptions(
-        post_finalization_callback=self._list_files
-      ),
-    )
-    return ocp.CheckpointManager(self._folder, options=options)
+      last = ocp.AsyncOptions(post_finalization_callback=self._list_files)
+      options = ocp.CheckpointManagerOptions(
+        lightweight_initialize=True,
+        preservation_policy=self,
+        todelete_subdir=f"old{TEMPORARY}",
+        async_options=last,
+      )
+      self._manager = ocp.CheckpointManager(self._folder, options=options)
+    self._manager.save(step, args=args, metrics=validation, force=True)
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
@@ -254,7 +248,6 @@ class Checkpoints:
     self, checkpoints: Sequence[Any], *, context: object
   ) -> list[bool]:
     """Tells Orbax which checkpoints to keep, once the last is complete."""
-    del context
     new, bits = checkpoints[-1], self._bits()
     if new.metrics is not None:
       bits[new.step] = new.metrics
@@ -311,8 +304,7 @@ class Checkpoints:
 
     Damaged ones are renamed, each with a line on standard error.
 
-    Raises:
-      ValueError: it is from another network, config, or data.
+    Raises ValueError if it is from another network, config, or data.
     """
     step = processes.decide(self._last_intact)
     return None if step is None else _load(self._path(step), like)

@@ -70,8 +70,7 @@ def evaluate(
     `Stopped`, it covers the windows scored until then, has `complete` false,
     and is not saved. If it cannot be written, `unsaved` says why.
 
-  Raises:
-    ValueError: the split, the context or so many examples do not exist.
+  Raises ValueError if the split, the context or so many examples do not exist.
   """
   config, source = experiment.config, experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")

@@ -29,8 +29,7 @@ def decoder(
 ) -> sampling.Cached | sampling.Recompute:
   """The decoder of sequences in an order; a cache can hold one document only.
 
-  Raises:
-    ValueError: there are several processes, or the data have labels.
+  Raises ValueError if there are several processes, or the data have labels.
   """
   if isinstance(experiment.source, data.Sequences):
     raise ValueError(

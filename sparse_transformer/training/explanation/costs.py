@@ -39,11 +39,6 @@ PEAKS = {
 }
 
 
-def widths(model: model_lib.Config) -> tuple[int, int]:
-  """(K, E): widths of a head's queries and keys, and of its values."""
-  return model.qk_width // model.num_heads, model.width // model.num_heads
-
-
 def attention_cases(
   config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> list[Case]:
@@ -53,7 +48,7 @@ def attention_cases(
   """
   platform = platform or platforms.current_platform()
   micro = config.train.batch_size // config.train.accumulation
-  sizes = micro, model.length, model.num_heads, *widths(model)
+  sizes = micro, model.length, model.num_heads, *model.widths
   about = model.dtype, platform, model.tile, model.num_key_heads
   others = others_of(
     segments=model.classifies or model.separator is not None,
@@ -83,14 +78,14 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
   """
   weights = 3 * _weight_flops(model)
-  attention = 6 * sum(widths(model)) * count_pairs(model) / model.length
+  attention = 6 * sum(model.widths) * count_pairs(model) / model.length
   return dict(weights=weights, attention=attention, total=weights + attention)
 
 
 def _weight_flops(model: model_lib.Config) -> int:
   """FLOPs of a token's products with weights, in a forward pass."""
   width, inner = model.width, model.mlp_width
-  keys = model.num_key_heads * sum(widths(model))
+  keys = model.num_key_heads * sum(model.widths)
   attention = width * (model.qk_width + keys + width)
   mlp = 2 * width * inner
   mixtures = len(model_lib.layers_of(model, "expert_blocks"))

@@ -65,8 +65,8 @@ class Report:
 def describe(config: schema.Config, model: model_lib.Config) -> Report:
   """The costs and reach of a network in an experiment.
 
-  Raises:
-    ValueError: the mesh does not fit, or the backend cannot run a pattern.
+  Raises ValueError if the mesh does not fit, or the backend cannot run a
+  pattern.
   """
   sizes = mesh.sizes(config)
   mesh.check_batch(config, sizes)
@@ -173,7 +173,7 @@ def _cache_bytes(model, rows):
   if model.classifies or any(row.cache is None for row in rows):
     return None
   keys = sum(row.cache * row.lanes for row in rows)
-  return keys * sum(costs.widths(model)) * jnp.dtype(model.dtype).itemsize
+  return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 
 # Tables.

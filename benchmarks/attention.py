@@ -13,11 +13,10 @@ import dataclasses
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 
-from benchmarks import record, report
+from benchmarks import record, report, timing
 from benchmarks.worker import Entry
 from sparse_transformer import machine, patterns, version
 
@@ -53,12 +52,10 @@ def oracle():
 
 
 def _entries(n, programs):
-  """Entries of one length, from {pattern: programs}."""
   return tuple(Entry(x, p, n) for p in programs for x in programs[p])
 
 
 def cpu():
-  """{name: case} for CPUs."""
   checked = dict.fromkeys(oracle(), ("ours",))
   small = {
     "Local(128)": ("ours", "local_attention", "flex"),
@@ -166,13 +163,11 @@ def measure(case, rounds, processes):
         times.append(answer["seconds"])
   for row, _, _, name, times in turns:
     if times:
-      row[name] = dict(median=statistics.median(times), rounds=times)
-      row[name] |= dict(min=min(times), max=max(times))
+      row[name] = timing.spread(times) | dict(rounds=times)
   return rows
 
 
 def run(cases, rounds, has_peers):
-  """Runs the cases, and yields the results so far after each one."""
   results = {
     "machine": {"name": machine.cpu_name(), "cores": os.cpu_count()},
     "python": platform.python_version(),

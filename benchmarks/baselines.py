@@ -15,12 +15,16 @@ training split and the scored one minus the size of the training split. What a
 compressor has coded of a split it also learns from, unlike the other models;
 `sees` says what it can use. Codecs and PPMd are left out where their packages
 are missing, see `OPTIONAL`.
-ListOps: accuracies in place of bits, see `benchmarks.labels`.
+ListOps: accuracies in place of bits, of what its first symbols alone decide.
+The most frequent label of the training split; the most frequent one given the
+root's operator; and the one given also the result of the digits that are the
+root's own arguments. Of the training split, `EXAMPLES` spread over it are used.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
 
 import bz2
+import collections
 import functools
 import importlib
 import lzma
@@ -28,18 +32,18 @@ import math
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from benchmarks import labels, linear, markov, record
+from benchmarks import linear, markov, record
 from sparse_transformer import cli, data
+from sparse_transformer.data import listops
 
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10"}
-
-
+EXAMPLES = 20_000  # of ListOps
 BEST = 9 | lzma.PRESET_EXTREME
 # Its manual recommends for text: bits of literal context, none of position.
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
@@ -47,7 +51,6 @@ MEMORY = 2**28  # bytes; if they were full, PPMd would forget everything
 
 
 def optional(name: str) -> Any:
-  """The package of this name, or None if it is absent."""
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError:
@@ -93,7 +96,7 @@ def main(argv):
   source = data.source(config)
   if isinstance(source, data.Sequences):
     content["data"]["length"] = config.length
-    content |= labels.score(source)
+    content |= score_labels(source)
   else:
     content |= score(source)
   for name in sys.modules.keys() & OPTIONAL:  # these were used
@@ -131,7 +134,6 @@ def independent(splits: markov.Splits, size: int) -> dict[str, Any]:
 def codecs(
   splits: markov.Splits, shape: tuple[int, int, int]
 ) -> list[dict[str, Any]]:
-  """The scores of all codecs of images, given no training split."""
   rows = []
   for name, (codec, options) in CODECS.items():
     encode = getattr(sys.modules["imagecodecs"], f"{codec}_encode")
@@ -165,6 +167,66 @@ def compress(splits: markov.Splits) -> list[dict[str, Any]]:
     about = dict(model=f"`{name}`", sees=SEES[name.split()[0]])
     rows.append(about | dict(zip(markov.SCORED, given, strict=True)))
   return rows
+
+
+def score_labels(source: data.Sequences) -> dict[str, Any]:
+  splits = {split: _examples(source, split) for split in data.SPLITS}
+  models: tuple[tuple[str, str, Callable[[np.ndarray], Hashable]], ...] = (
+    ("most frequent label", "nothing", lambda x: 0),
+    ("root's operator", "the first symbol", lambda x: x[0]),
+    ("root's operator and digits", "them", of_root),
+  )
+  rows = [
+    dict(model=model, sees=sees) | most_frequent(splits, key)
+    for model, sees, key in models
+  ]
+  numbers = {split: len(found) for split, found in splits.items()}
+  return dict(unit="accuracy", symbols=numbers, rows=rows)
+
+
+def _examples(source, split):
+  """(symbols, label) of a split, of at most `EXAMPLES` spread over it."""
+  rows = source.examples(split)
+  places = np.linspace(0, len(rows) - 1, min(EXAMPLES, len(rows)))
+  chosen = (rows[int(i)] for i in places.round())
+  return [(row[: row[-1]], int(row[-2])) for row in chosen]
+
+
+def most_frequent(
+  splits: dict[str, Any], key: Callable[[np.ndarray], Hashable]
+) -> dict[str, float]:
+  """Accuracies of the most frequent label for each key in training."""
+  labels: dict[Hashable, collections.Counter] = {}
+  for x, label in splits["train"]:
+    labels.setdefault(key(x), collections.Counter())[label] += 1
+  everywhere = sum(labels.values(), collections.Counter())
+  guess = lambda x: labels.get(key(x), everywhere).most_common(1)[0][0]
+  hits = {
+    split: np.array([guess(x) == label for x, label in splits[split]])
+    for split in markov.SCORED
+  }
+  error = float(hits["test"].std(ddof=1)) / len(hits["test"]) ** 0.5
+  found = {split: float(right.mean()) for split, right in hits.items()}
+  return found | dict(standard_error=error)
+
+
+def of_root(x: np.ndarray) -> Hashable:
+  """The root's operator, and its result for the digits among its arguments."""
+  digits: list[int] = []
+  depth, nested = 0, 0
+  for symbol in x[1:-1]:
+    text = listops.SYMBOLS[symbol]
+    if text in listops.OPERATORS:
+      nested += depth == 0
+      depth += 1
+    elif text == "]":
+      depth -= 1
+    elif depth == 0:
+      digits.append(int(text))
+  operator = listops.SYMBOLS[x[0]]
+  result = listops.OPERATORS[operator](digits) if digits else None
+  # A sum with unknown terms depends on how many there are, a few of them.
+  return operator, result, min(nested, 3)
 
 
 if __name__ == "__main__":

@@ -72,11 +72,6 @@ def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
   return sorted(found, key=lambda x: x["min_context"])
 
 
-def time_of(run: dict[str, Any]) -> str:
-  """Training time in minutes of a CPU, which depends less on other programs."""
-  return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
-
-
 def parser(description: str) -> argparse.ArgumentParser:
   """A parser of flags, with --out, for a command with this docstring."""
   made = argparse.ArgumentParser(

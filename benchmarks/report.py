@@ -43,7 +43,6 @@ def exponent(rows, name):
 
 
 def table(rows):
-  """All rows as text; times as median (min-max)."""
   titles = "program", "pattern", "n", "forward ms", "forward + backward ms"
   titles += "speed-up/ideal", "computed/needed", "temp MiB", "errors"
   return tables.align([titles, *map(_cells, rows)])

@@ -115,13 +115,6 @@ def num_threads():
   return os.cpu_count()
 
 
-def answers():
-  """A function that writes its arguments to what was standard output."""
-  file = os.fdopen(os.dup(1), "w")
-  os.dup2(2, 1)  # libraries also print to standard output
-  return lambda **values: print(json.dumps(values), file=file, flush=True)
-
-
 class Worker:
   """Answers requests by calling its methods by name.
 
@@ -135,7 +128,6 @@ class Worker:
     self.passes = []  # {name: (function, repeats)} of each contestant
 
   def prepare(self, entry):
-    """Compiles an entry, warms it up, and checks its results."""
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
     pattern, passes = contestant.pattern, {}
@@ -168,7 +160,8 @@ class Worker:
     return {"seconds": timeit.timeit(run, number=repeats) / repeats}
 
   def serve(self):
-    say = answers()
+    file = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # libraries also print to standard output
     for line in sys.stdin:
       request = json.loads(line)
       try:
@@ -176,4 +169,4 @@ class Worker:
       except Exception as error:
         text = str(error).strip() or "no message"
         answer = {"failed": f"{type(error).__name__}: {text.splitlines()[0]}"}
-      say(**answer)
+      print(json.dumps(answer), file=file, flush=True)

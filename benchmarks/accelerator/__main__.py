@@ -61,7 +61,6 @@ def parse(argv):
 
 
 def run(args) -> int:
-  """Runs the parts, and returns how many entries failed."""
   if unknown := [name for name in args.parts if name not in PARTS]:
     raise ValueError(f"unknown part {unknown[0]!r}; known: {', '.join(PARTS)}")
   if not args.minutes > 0:

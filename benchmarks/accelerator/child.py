@@ -36,7 +36,7 @@ PARTS = {
   "setup": Part("child", 1),
   "correctness": Part("correctness", 8, exact=True),
   "attention": Part("attention", 8),
-  "presets": Part("presets", 5, entry_seconds=240, alone=True),
+  "presets": Part("runs", 5, entry_seconds=240, alone=True),
   "train": Part("runs", 8, entry_seconds=600, alone=True),
   "resume": Part("runs", 2, entry_seconds=300, alone=True, exact=True),
 }

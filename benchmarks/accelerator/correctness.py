@@ -143,7 +143,6 @@ def _parse(texts):
 
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
-  """What an executor gets wrong, as the result of an entry."""
   sizes = len(verification.SCORES), mix.n, mix.heads, mix.widths
   asked = others_of(a_log_sum_exp=True)
   if reason := executors.unsupported(name, *sizes, dtype, asked):

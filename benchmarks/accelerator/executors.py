@@ -23,7 +23,6 @@ def usual(dtype: str, **fields: Any) -> Case:
 
 
 def describe(dtype: str) -> dict:
-  """Which executors run the usual case with `Causal` here, or why not."""
   case = usual(dtype, patterns=(Causal(),))
   return {
     "auto": registry.resolve("auto", case),

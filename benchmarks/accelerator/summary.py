@@ -51,7 +51,6 @@ def _count(entries):
 
 
 def _troubles(entries):
-  """A line for each failure, and one for each reason to skip."""
   for name, found in entries.items():
     if "failed" in found:
       yield f"  FAILED {name}: {found['failed']}"
@@ -61,12 +60,10 @@ def _troubles(entries):
 
 
 def _rows(part, entries):
-  """The table of a part: its titles, and rows if there are any."""
   return [*TABLES[part](entries)] if part in TABLES else []
 
 
 def _correctness(entries):
-  """The largest errors of each executor and dtype."""
   worst: dict[tuple, dict] = {}
   for found in entries.values():
     if "errors" in found:

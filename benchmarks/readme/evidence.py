@@ -126,7 +126,6 @@ def _scores(name, than):
 
 
 def copies() -> Iterator[str]:
-  """Copies of a random block, plain and with noise."""
   names = "repeat", "repeat_noise"
   rows = [("pattern", "keys", "copies", "noisy copies")]
   for row in record.read("repeat_noise")["rows"]:
@@ -179,7 +178,6 @@ def listops() -> Iterator[str]:
 
 
 def texts() -> Iterator[str]:
-  """Longer and shorter sequences of text, at equal processor time."""
   found = record.read("gpt_oss")
   rows = [("pattern", "keys", "bits/byte")]
   for row in found["rows"]:
@@ -190,7 +188,6 @@ def texts() -> Iterator[str]:
 
 
 def trained() -> str:
-  """Trained networks, what they cost, and what they score."""
   titles = "config", "data", "pattern", "parameters", "trained for"
   rows = [(*titles, "test", "for comparison")]
   for name, (about, pattern, (baselines, *models)) in TRAINED.items():
@@ -200,7 +197,8 @@ def trained() -> str:
     others = (f"{model} {known[model]['test']:.2f}" for model in models)
     bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
     size = f"{run['parameters'] / 1e6:.1f}M"
-    cells = f"`{name}`", about, pattern, size, record.time_of(run)
+    minutes = max(1, round(run["processor_seconds"] / 60))
+    cells = f"`{name}`", about, pattern, size, f"{minutes:,} CPU minutes"
     rows.append((*cells, bits, ", ".join(others)))
   return tables.markdown(rows)
 
@@ -213,7 +211,6 @@ def records(*names: str) -> str:
 
 
 def commands() -> str:
-  """How the records that the page links to were made."""
   text, lines = (record.REPO / "docs" / "evidence.md").read_text(), []
   for name in dict.fromkeys(re.findall(r"/results/(\w+)\.json", text)):
     about = _about(name)
@@ -224,6 +221,5 @@ def commands() -> str:
 
 
 def _about(name):
-  """The part of a record that says how it was made."""
   found = record.read(name)
   return found.get("about", found)

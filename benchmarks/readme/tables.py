@@ -28,7 +28,6 @@ def quickstart() -> str:
 
 
 def _attention_rows(case, program=None):
-  """The rows of a case of benchmarks/attention.py, of one program or all."""
   rows = record.read(ATTENTION)["cases"][case]["rows"]
   return [row for row in rows if program in (None, row["program"])]
 
@@ -115,7 +114,6 @@ def peers() -> str:
 
 
 def groups() -> str:
-  """Grouped queries and packed documents, beside other libraries."""
   titles = "program", "pattern", "documents", "forward, ms"
   rows = [(*titles, "forward + backward, ms", "temporary MiB")]
   for row in record.read("groups")["cases"]["groups"]["rows"]:
@@ -127,7 +125,6 @@ def groups() -> str:
 
 
 def _times(row):
-  """The median of each pass, in milliseconds."""
   passes = (row.get(name) for name in report.PASSES)
   return [f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes]
 
@@ -144,7 +141,6 @@ def explained() -> str:
 
 
 def measured(parts: Collection[str] = tuple(summary.PARTS)) -> str:
-  """What was measured on accelerators, at full size."""
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
   return summary.page(map(atomic.read_json, paths), parts)
 

@@ -97,7 +97,6 @@ class Group:
 
   @property
   def plan(self) -> CachePlan:
-    """Which slot each key gets."""
     return plan_cache(self.pattern, self.length)
 
   def write(

@@ -82,7 +82,6 @@ class Steps(abc.ABC):
 
   def spans_gradient(self, i: Array, j: Array, dm: Array) -> Any:
     """The gradients of `spans`, from the gradients of a step's weights."""
-    del i, j, dm
     return ()
 
   def shape(self, q: Array) -> tuple[int, ...]:

@@ -216,7 +216,6 @@ class Slices:
 
   @property
   def received(self) -> int:
-    """Positions that a device receives."""
     return self.queries.received + self.keys.received
 
 
@@ -337,7 +336,6 @@ def _plan_heads(executor, part, case, axes):
 
 @functools.lru_cache(maxsize=64)
 def _tables(executor, part, slices, case):
-  """The tables of all devices, stacked."""
   tables = executor.shares(part, slices.layouts, case)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
 

@@ -35,7 +35,6 @@ class Split(NamedTuple):
 
   @property
   def spec(self) -> PartitionSpec:
-    """The spec of arrays [B, L, H, ...]."""
     return PartitionSpec(*(axes or None for axes in self[:3]))
 
 

@@ -127,7 +127,7 @@ def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
   its points, each with a larger x than the last, a curve is straight.
   """
   names = axis, "bits_per_dim"
-  curves = [[np.array(run["curve"][x], float) for x in names] for run in runs]
+  curves = [np.array([run["curve"][x] for x in names], float) for run in runs]
   first = max(x[0] for x, _ in curves)
   last = min(x[-1] for x, _ in curves)
   x = np.unique(np.concatenate([x for x, _ in curves]))

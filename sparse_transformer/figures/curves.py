@@ -26,9 +26,7 @@ def bits_by_step(lines: Lines, unit: str) -> "style.Figure":
     # More points than a figure has pixels are not seen, and take seconds.
     known = known[:: -(-len(known) // MAX_POINTS) or 1]
     if known:
-      steps, bits = (
-        [x[name] for x in known] for name in ("step", "bits_per_dim")
-      )
+      steps, bits = np.array([(x["step"], x["bits_per_dim"]) for x in known]).T
       _plot(axis, steps, bits, label=split, **look)
       axis.legend(frameon=False)
   return figure

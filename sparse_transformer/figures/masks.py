@@ -43,8 +43,7 @@ def save_patterns(
     "{}\nlayers: {}; heads: {}".format(p, *map(first_few, places[p], sizes))
     for p in drawn
   ]
-  more = len(places) - len(drawn)
-  note = f"and {more:,} more" if more else ""
+  note = f"and {more:,} more" if (more := len(places) - len(drawn)) else ""
   style.save(panels(titles, drawn, shape, length, note), path)
 
 

@@ -166,6 +166,9 @@ class _Bound(Pattern):
   __eq__ = object.__eq__
   __hash__ = object.__hash__
 
+  def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("the order is found at run time")
+
   def within_tiles(self) -> Pattern:
     """The mask to apply within the tiles that this set is run in."""
     return self

@@ -39,7 +39,6 @@ class TilePairs(NamedTuple):
     return QueryPlusKey(self, positions, 0)
 
   def key(self, positions: np.ndarray) -> "QueryPlusKey":
-    """The key of each pair, given all positions in the order of tiles."""
     return QueryPlusKey(self, 0, positions)
 
   def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:

@@ -275,7 +275,6 @@ class _Blocks(_Steps):
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
-  """x, padded along its third axis."""
   pads = [(0, 0), (0, 0), (before, after), *[(0, 0)] * (x_BHV.ndim - 3)]
   return jnp.pad(x_BHV, pads, constant_values=fill)
 

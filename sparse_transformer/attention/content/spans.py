@@ -198,7 +198,6 @@ class _Walk(online_softmax.Steps):
     return lax.dynamic_update_slice(x_BGVT, new, self._starts(i, first, x_BGVT))
 
   def _first(self, i):
-    """The first tile of queries of a group."""
     return i % self.times * self.size
 
   def _take(self, i, first, x_BGVT):

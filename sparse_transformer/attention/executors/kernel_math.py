@@ -186,8 +186,5 @@ def backward_of_keys(item: Item, refs: Any) -> None:
   item.store(refs, dk * item.scale(k), dv)
 
 
-KERNELS = dict(
-  forward=forward,
-  backward_of_queries=backward_of_queries,
-  backward_of_keys=backward_of_keys,
-)
+_PASSES = forward, backward_of_queries, backward_of_keys
+KERNELS = {kernel.__name__: kernel for kernel in _PASSES}

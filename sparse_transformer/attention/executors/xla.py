@@ -76,7 +76,6 @@ class Xla(contract.Executor):
   def shares(
     self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
   ) -> list[StepTables]:
-    del part
     counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
     span = _best_span(self, np.concatenate(counts), layouts[0].tile)[1]
     num_heads = contract.number(case.batch) * case.num_heads

@@ -1,8 +1,6 @@
 """Weights in one file that other programs can read: .safetensors.
 
-Layers have separate arrays, such as layers.0.attention.query.kernel;
-docs/export.md lists all names. The metadata has the config, the vocabulary, the
-unit of losses and the step, so the file suffices.
+docs/export.md says what is in a file, which suffices to make the network.
 """
 
 import json

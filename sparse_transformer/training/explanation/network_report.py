@@ -42,7 +42,6 @@ class Attention:
 
   @property
   def lanes(self) -> int:
-    """Number of these heads."""
     return len(self.layers) * len(self.heads)
 
 
@@ -154,11 +153,9 @@ def _tiles(pattern, case, backend, tile):
 
 
 def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
-  """Finds after how many layers all positions see what they should, if ever.
+  """The reach by static pairs, and the layers to see all with any that may be.
 
-  Returns:
-    The reach by static pairs; and the layers needed if content-based patterns
-    had all their possible pairs, None without such patterns.
+  The second is None if no pattern is content-based, or if it is never.
   """
   layers, n = model.patterns, model.length
   measure = analysis.measure_reach

@@ -224,10 +224,7 @@ def _prefill(decoder):
 
 @functools.lru_cache(maxsize=8)
 def _draw(decoder, sampler, structure, shardings):
-  """Draws positions first to first + count - 1: (the new state, tokens_BC).
-
-  C is `CHUNK`, at least `count`. Each chunk gets the state of the last one.
-  """
+  """Jitted (..., first, count) -> (state, tokens_BC), where C is `CHUNK`."""
 
   def draw(params, state, last_B, rngs, first, count):
     def step(i, carry):

@@ -224,10 +224,7 @@ def _with_lanes(positions):
 
 
 class _Grouped(Content):
-  """A pattern in which the last `window` positions of a group are keys.
-
-  The group of a query follows from its products with directions.
-  """
+  """The last `window` keys of a group, which directions tell: see `choose`."""
 
   window: int
 

@@ -42,10 +42,7 @@ PEAKS = {
 def attention_cases(
   config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> list[Case]:
-  """The attention of one micro-batch in each layer that differs from others.
-
-  By default, it is on this machine's devices.
-  """
+  """The attention of a micro-batch in each distinct layer, by default here."""
   platform = platform or platforms.current_platform()
   micro = config.train.batch_size // config.train.accumulation
   sizes = micro, model.length, model.num_heads, *model.widths

@@ -101,10 +101,7 @@ def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
 
 
 def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """Joins weights [n, n] into cells: means over queries of sums over keys.
-
-  -1 where the mask has no pair.
-  """
+  """Cells of [n, n]: means over queries of sums over keys; -1 for no pairs."""
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
   keys = np.diff(starts, append=len(weights))

@@ -26,7 +26,7 @@ from sparse_transformer.data import SPLITS
 
 def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
-  contexts = _integers("min_context", args.min_context)
+  contexts = _contexts(args.min_context)
   from sparse_transformer.signals import Signals
   from sparse_transformer.training import kernel_check
   from sparse_transformer.training.checkpoints.store import Checkpoints
@@ -66,27 +66,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _steps(checkpoints, words):
-  """The saved steps that --step names."""
-  last = checkpoints.find(None)  # there must be one
-  match words:
-    case ["all"]:
-      return checkpoints.steps()
-    case ["best"]:
-      return [checkpoints.find("best")]
-  steps = _integers("step", words)
-  return [checkpoints.find(step) for step in steps] or [last]
+  if words == ["all"] and (saved := checkpoints.steps()):
+    return saved
+  return [*dict.fromkeys(checkpoints.find(x) for x in words or [None])]
 
 
-def _integers(flag: str, words: Sequence[str]) -> list[int]:
-  """The value of a flag that lists different integers."""
-  if all(re.fullmatch(cli.INTEGER, word) for word in words):
-    numbers = [int(word) for word in words]
-    if len(set(numbers)) == len(numbers):
-      return numbers
-  raise ValueError(
-    f"--{flag}={','.join(words)} must be integers, each of them once,"
-    " separated by commas"
-  )
+def _contexts(words):
+  if all(re.fullmatch("-?[0-9]{1,25}", word) for word in words):
+    return [*dict.fromkeys(map(int, words))]
+  text = ",".join(words)
+  raise ValueError(f"--min_context={text} must be integers, between commas")
 
 
 if __name__ == "__main__":
@@ -98,7 +87,7 @@ if __name__ == "__main__":
     "step", [], "Steps; all; or best, by validation in training; or the last."
   )
   flags.DEFINE_list(
-    "min_context", ["0"], "The least numbers of positions before a scored one."
+    "min_context", ["0"], "Fewest positions before scored ones."
   )
   flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
   flags.DEFINE_enum(

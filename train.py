@@ -66,7 +66,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _profiled(text, steps):
-  """The steps that --profile names."""
   if text is None:
     return ()
   found = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
@@ -87,29 +86,19 @@ if __name__ == "__main__":
     "Resumes with other attention.*, optimizer.* (except name), train.steps,"
     " train.batch_size, train.accumulation and eval.sequences.",
   )
-  flags.DEFINE_string(
-    "profile", None, "FIRST:LAST, the steps to trace into WORKDIR/profile."
-  )
+  flags.DEFINE_string("profile", None, "FIRST:LAST, the steps to trace.")
   flags.DEFINE_string(
     "limit", None, "seconds:N or processor_seconds:N of training end the run."
   )
-  flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT where the first process listens."
-  )
+  flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process.")
   DEFINE_count = functools.partial(
     flags.DEFINE_integer, lower_bound=1, upper_bound=2**31 - 1
   )
   DEFINE_count("num_processes", None, "How many processes train together.")
-  flags.DEFINE_integer(
-    "process_id", None, "Which of them this is, from 0.", lower_bound=0
-  )
+  flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", 0)
   flags.DEFINE_enum(
     "distributed", None, ["auto"], "Finds these three out: on Slurm, TPU pods."
   )
-  DEFINE_count(
-    "connect_seconds", 300, "How long processes wait for each other."
-  )
-  DEFINE_count(
-    "heartbeat_seconds", 100, "After which a silent process counts as lost."
-  )
+  DEFINE_count("connect_seconds", 300, "How long processes wait for others.")
+  DEFINE_count("heartbeat_seconds", 100, "When a silent process is lost.")
   cli.run(main, cli.on_config)

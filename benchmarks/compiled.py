@@ -18,10 +18,8 @@ import textwrap
 from collections.abc import Iterable
 from unittest import mock
 
-from ml_collections import ConfigDict
-
 from benchmarks import record
-from sparse_transformer import config as config_lib, tables, version
+from sparse_transformer import config as config_lib, schema, tables, version
 from sparse_transformer.attention import platforms, registry
 from sparse_transformer.targets import compilers, hardware
 from sparse_transformer.training.distributed import mesh
@@ -57,11 +55,11 @@ WIDTHS = (
 )
 
 
-def config_of(preset: str) -> ConfigDict:
+def config_of(preset: str) -> schema.Config:
   """The config of a preset: its name and fields to change, "a x.y=1"."""
   file, *fields = preset.split()
   config = importlib.import_module(f"configs.{file}").get_config()
-  return config_lib.with_values(config, **dict(x.split("=") for x in fields))
+  return config_lib.with_texts(config, dict(x.split("=") for x in fields))
 
 
 def compile_preset(preset: str, name: str) -> dict:
@@ -72,7 +70,8 @@ def compile_preset(preset: str, name: str) -> dict:
   target, config = hardware.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
   if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
-    config.train.batch_size = changes["train.batch_size"] = fewest
+    changes["train.batch_size"] = fewest
+    config = config.replace(**changes)
   mesh.check_batch(config, sizes)
   report = compilers.compile_for(target, config)
   about = dict(preset=preset, target=name, commit=version.commit())

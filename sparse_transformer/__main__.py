@@ -4,25 +4,20 @@ python -m sparse_transformer
 """
 
 import ast
+import re
 
 from sparse_transformer import tables, version
 
-COMMANDS = {
-  "python train.py": "train.py",
-  "python eval.py": "eval.py",
-  **{
-    f"python -m sparse_transformer.{name}": f"sparse_transformer/{name}.py"
-    for name in ("sample", "explain", "compare", "report", "export")
-  },
-  "python -m sparse_transformer.data": "sparse_transformer/data/__main__.py",
-}
+MODULES = "sample", "explain", "compare", "report", "export", "data/__main__"
 
 
 def main() -> None:
   rows = []
-  for command, name in COMMANDS.items():
+  inside = (f"sparse_transformer/{name}.py" for name in MODULES)
+  for name in ("train.py", "eval.py", *inside):
     if (path := version.ROOT / name).exists():  # the first two only in a clone
       about = ast.get_docstring(ast.parse(path.read_text())) or ""
+      command = re.findall(r"^python (?:-m )?\S+", about, re.MULTILINE)[0]
       rows.append((command, about.splitlines()[0]))
   print(tables.align(rows))
   print("Each lists its flags with --help.")

@@ -14,7 +14,7 @@ import runpy
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
 from sparse_transformer import version
 
@@ -52,7 +52,6 @@ OF_DEVICE = (
   "the device is out of memory; shorter sequences and smaller batches need"
   " less, and python -m sparse_transformer.explain --compile says how much"
 )
-INTEGER = "-?[0-9]{1,25}"
 
 Main = Callable[[Sequence[str]], Any]
 
@@ -129,21 +128,9 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
 
 
 def overrides(exact: bool = False) -> dict[str, Any]:
-  """The fields of --config that flags set; if exact, float32 unless they do.
-
-  Rounding to bfloat16 may shift bits by as much as published results differ.
-  """
+  """The fields of --config that flags set; if exact, float32 unless they do."""
   found = config_flags.get_override_values(flags.FLAGS["config"])
   return {"model.dtype": "float32"} | found if exact else found
-
-
-def parse_step(word: str | None) -> int | Literal["best"] | None:
-  """The step that --step names, None for the last; or raises ValueError."""
-  if word == "best":
-    return "best"
-  if word is None or re.fullmatch(INTEGER, word):
-    return None if word is None else int(word)
-  raise ValueError(f"--step={word} must be an integer, or best")
 
 
 def _list_in_help(name):

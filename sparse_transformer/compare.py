@@ -22,13 +22,9 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from sparse_transformer import cli, version
 from sparse_transformer.cli import config_flags, flags
-
-if TYPE_CHECKING:  # takes seconds
-  from sparse_transformer.comparison.plan import Comparison
 
 
 def main(argv: Sequence[str]) -> None:
@@ -72,31 +68,26 @@ def main(argv: Sequence[str]) -> None:
   print(f"comparison in {plan.root / 'comparison.md'}, its curves in .png")
 
 
-def _plan(args: Any) -> "Comparison":
+def _plan(args):
   cli.require("config", "vary", "workdir")
   from sparse_transformer.comparison import plan as plan_lib
 
-  config, file = args.config, config_flags.get_config_filename(args["config"])
-  field, choices = plan_lib.parse_vary(args.vary, config)
-  tuning: dict[str, Any] = {}
-  if args.tune:
-    tuned, grid = plan_lib.parse_vary(args.tune, config, "tune")
-    tuning |= dict(tuned=tuned, candidates=grid)
-  if args.tune_budget:
-    budget = plan_lib.parse_budget(args.tune_budget, "tune_budget")
-    tuning |= dict(tune_budget=budget)
-  preset = sys.modules["config_config"].get_config()  # of the config file
-  what = file, preset, config, pathlib.Path(args.workdir), field, choices
-  budget = plan_lib.parse_budget(args.budget)
+  file = config_flags.get_config_filename(args["config"])
+  preset = sys.modules["config_config"].get_config()  # of that file
+  varied = plan_lib.parse_vary(args.vary)
+  tuned = plan_lib.parse_vary(args.tune, "tune") if args.tune else ("", [])
+  budget, tune_budget = plan_lib.parse_budget(args.budget), args.tune_budget
+  if tune_budget:
+    tune_budget = plan_lib.parse_budget(tune_budget, "tune_budget")
   seeds = range(args.first_seed, args.first_seed + args.seeds)
-  return plan_lib.Comparison(*what, budget, seeds, equal=args.equal, **tuning)
+  about = file, preset, args.config, pathlib.Path(args.workdir), *varied
+  more = *tuned, tune_budget, args.equal
+  return plan_lib.Comparison(*about, budget, seeds, *more)
 
 
 if __name__ == "__main__":
   flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
-  flags.DEFINE_string(
-    "tune", None, "A field that is tuned for each value: group.name=a,b,c."
-  )
+  flags.DEFINE_string("tune", None, "A field tuned for each value, likewise.")
   flags.DEFINE_string(
     "budget", "steps:500", "steps:N, seconds:N or processor_seconds:N."
   )

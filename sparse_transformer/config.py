@@ -1,11 +1,12 @@
 """The config of an experiment: defaults, changes, reading, writing."""
 
 import ast
+import contextlib
 import json
 import os
 import pathlib
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -17,9 +18,9 @@ from sparse_transformer.schema import Config
 # holds. All others are what the network is, and what it is trained on.
 AFFECTS = {
   "nothing": (  # how a run computes, logs and keeps
-    *("attention.backend", "checkpoint.", "data.path", "eval.batch_size"),
-    *("eval.every", "eval.samples", "mesh.", "model.remat"),
-    *("attention.check", "train.log_every", "train.nonfinite"),
+    *("attention.backend", "attention.check", "checkpoint.", "data.path"),
+    *("eval.batch_size", "eval.every", "eval.samples", "mesh."),
+    *("model.remat", "train.log_every", "train.nonfinite"),
   ),
   # No score of given weights, only how they come about: from the first step
   # on, or from any step.
@@ -51,6 +52,8 @@ RETIRED = {
 }
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
+# What `ast.literal_eval` raises.
+UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 
 
 def get_config() -> ConfigDict:
@@ -64,23 +67,17 @@ def affects(field: str) -> str:
   return next(found, "all")
 
 
-def with_values(config: ConfigDict, **values: object) -> ConfigDict:
-  """A copy of a config in which fields, "group.field", have other values.
+def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
+  """A config in which fields, "group.field", have the values of texts.
 
-  A string is converted to the type of the field, or raises a ValueError.
+  Raises ValueError as `schema.Config.replace` does.
   """
-  changed = ConfigDict(config.to_dict()).lock()
-  for field, text in values.items():
-    group, name = field.split(".")
-    old, value = config[group][name], text
-    try:
-      if isinstance(text, str) and not isinstance(old, str):
-        value = ast.literal_eval(text)
-      changed.update_from_flattened_dict({field: value})
-    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
-      kind = type(old).__name__
-      raise ValueError(f"{field}={text} must be of type {kind}") from None
-  return changed
+  values: dict[str, Any] = {**texts}
+  for field, text in texts.items():
+    if schema.FIELDS[field].type is not str:
+      with contextlib.suppress(*UNREADABLE):
+        values[field] = ast.literal_eval(text)
+  return schema.typed(config).replace(**values)
 
 
 def overrides(preset: Any, config: Any) -> list[str]:

@@ -63,19 +63,17 @@ def _check_together(args):
 
 
 def _draw_heads(args):
-  """Prints what heads attend to on an example, and draws it."""
   from sparse_transformer.training.experiment import open_run, restore
   from sparse_transformer.training.explanation import head_statistics
 
-  step = cli.parse_step(args.step)
-  run = open_run(args.workdir, cli.overrides(exact=True), step)
+  run = open_run(args.workdir, cli.overrides(exact=True), args.step)
   model, examples = run[0].model, run[0].source.examples("test")
   if args.example >= len(examples):
     raise ValueError(
       f"--example={args.example} must be less than {len(examples)}, the number"
       " of examples in the test split"
     )
-  state = restore(*run, step, with_data=True)
+  state = restore(*run, args.step, with_data=True)
   tokens = examples[args.example]
   if model.classifies:
     tokens = tokens[: tokens[-1]]  # without padding, label and size
@@ -89,9 +87,6 @@ def _draw_heads(args):
 
 
 def _explain(args):
-  """Prints the tables, and draws the patterns."""
-  import jax
-
   from sparse_transformer.figures import masks
   from sparse_transformer.training import announcements
   from sparse_transformer.training.experiment import Experiment
@@ -99,13 +94,10 @@ def _explain(args):
 
   experiment = Experiment(args.config)
   model = experiment.model
-  announcements.warn(args.config, model)
+  announcements.warn(experiment)
   report = network_report.describe(args.config, model)
   if args.compile:
-    given = experiment.like, experiment.batch_like()
-    with jax.set_mesh(experiment.mesh):
-      program = experiment.update.lower(*given).compile()
-    found = program.memory_analysis()
+    found = experiment.compile().memory_analysis()
     compiled = dict(
       arguments=found.argument_size_in_bytes,
       temporaries=found.temp_size_in_bytes,
@@ -130,7 +122,6 @@ def _print(args, report, text, folder):
 
 
 def _compile(args):
-  """Compiles the experiment for a target, and prints a report."""
   from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
@@ -152,22 +143,12 @@ if __name__ == "__main__":
     "compile", False, "Also says the memory of a compiled training step."
   )
   flags.DEFINE_string(
-    "target",
-    None,
-    "Devices to compile for: h100, h100:1x1x8, v5e:2x2; list prints them all.",
+    "target", None, "Devices to compile for: h100, h100:1x1x8; list prints all."
   )
   flags.DEFINE_enum(
     "part", "step", ["step", "attention"], "What to compile for the target."
   )
-  flags.DEFINE_integer(
-    "example", None, "Draws heads on this test example, from 0.", lower_bound=0
-  )
+  flags.DEFINE_integer("example", None, "Draws heads on a test example.", 0)
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
-  flags.DEFINE_float(
-    "temperature",
-    1.0,
-    "Divides drawn scores.",
-    lower_bound=1e-6,
-    upper_bound=1e6,
-  )
+  flags.DEFINE_float("temperature", 1.0, "Divides drawn scores.", 1e-6, 1e6)
   cli.run(main, cli.on_either)

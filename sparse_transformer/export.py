@@ -18,19 +18,18 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")
-  step = cli.parse_step(args.step)
   from sparse_transformer.training.checkpoints import exported
   from sparse_transformer.training.experiment import open_run, restore
 
   path = exported.check_path(args.out)
-  run = open_run(args.workdir, cli.overrides(), step)
-  state = restore(*run, step)
+  run = open_run(args.workdir, cli.overrides(), args.step)
+  state = restore(*run, args.step)
   step = int(state.step)
   run[1].check(step, run[0].config, None, config_lib.FREE)
-  about = dict(step=step, weights=args.weights)
-  about["command"] = version.command(step=step)
+  command = version.command(step=step)
+  about = dict(step=step, weights=args.weights, command=command)
   exported.save(path, run[0].config, getattr(state, args.weights), **about)
-  print(f"weights of step {about['step']} in {path}")
+  print(f"weights of step {step} in {path}")
 
 
 if __name__ == "__main__":

@@ -134,7 +134,6 @@ def _changes(workdir):
 
 
 def _evaluations(workdir):
-  """The results of eval.py, with its pictures."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return _text("None: run eval.py.")

@@ -29,23 +29,20 @@ SAMPLES = r"samples((_\d+)?\.(png|txt|fasta|wav|json))"  # names of files
 
 def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
-  step = cli.parse_step(args.step)
   import jax
 
   from sparse_transformer.model import sampling
   from sparse_transformer.signals import Signals
-  from sparse_transformer.training.distributed import mesh
   from sparse_transformer.training.evaluation import samples
   from sparse_transformer.training.experiment import open_run, restore
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  run = experiment, _ = open_run(args.workdir, cli.overrides(), step)
+  run = experiment, _ = open_run(args.workdir, cli.overrides(), args.step)
   source, orders = experiment.source, experiment.source.orders
   labels = orders.labels(args.order)
   decoder = samples.decoder(experiment, args.cache, labels)
   prompts = _prompts(source, args.num, args.given, args.prompt, labels)
-  mesh.check_network(experiment.model, experiment.mesh.shape)
-  state = restore(*run, step, with_data=args.given > 0)
+  state = restore(*run, args.step, with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
@@ -144,17 +141,11 @@ def _read_prompt(source, text):
 
 
 if __name__ == "__main__":
-  flags.DEFINE_integer(
-    "num", 16, "Number of sequences.", lower_bound=1, upper_bound=10**6
-  )
+  flags.DEFINE_integer("num", 16, "Number of sequences.", 1, 10**6)
   flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0: the argmax.")
   flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
-  flags.DEFINE_float(
-    "top_p", 1.0, "Draws from the likeliest that add up to it."
-  )
-  flags.DEFINE_integer(
-    "seed", 0, "Seed of the draws.", lower_bound=0, upper_bound=2**32 - 1
-  )
+  flags.DEFINE_float("top_p", 1.0, "Draws from the likeliest that sum to it.")
+  flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")

@@ -11,7 +11,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from sparse_transformer import config as config_lib, machine
+from sparse_transformer import config as config_lib, machine, schema
 from sparse_transformer.training import stopwatch
 
 MAX_VALUES = 999  # of a flag, each with many runs
@@ -99,12 +99,12 @@ class Trial:
     return tuning or self.plan.budget
 
   @functools.cached_property
-  def config(self) -> ConfigDict:
+  def config(self) -> schema.Config:
     """The config; at most a tenth of its steps warm up, unless that varies."""
     values = assignments(self.plan.field, self.choice)
     if self.candidate:
       values[self.plan.tuned] = self.candidate
-    config = config_lib.with_values(self.plan.config, **values)
+    config = config_lib.with_texts(self.plan.config, values)
     kind, amount = self.budget
     if kind != "steps" and config.attention.schedule:
       raise ValueError(
@@ -113,11 +113,11 @@ class Trial:
       )
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
     seed = self.plan.seeds.stop if self.seed is None else self.seed
-    config.train.update(steps=steps, seed=seed)
+    own = {"train.steps": steps, "train.seed": seed}
     if "optimizer.warmup_steps" not in values:
       warmup = min(config.optimizer.warmup_steps, steps // 10)
-      config.optimizer.warmup_steps = warmup
-    return config
+      own["optimizer.warmup_steps"] = warmup
+    return config.replace(**own)
 
 
 def parse_budget(text: str, flag: str = "budget") -> Budget:
@@ -128,9 +128,7 @@ def parse_budget(text: str, flag: str = "budget") -> Budget:
   return kind, amount
 
 
-def parse_vary(
-  text: str, config: ConfigDict, flag: str = "vary"
-) -> tuple[str, list[str]]:
+def parse_vary(text: str, flag: str = "vary") -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value', or a ValueError."""
   field, _, values = text.partition("=")
   separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
@@ -142,8 +140,7 @@ def parse_vary(
       f" at most {MAX_VALUES}"
     )
   for name in (x for y in choices for x in assignments(field, y)):
-    group, _, rest = name.partition(".")
-    if group not in config or rest not in config[group]:
+    if name not in schema.FIELDS:
       raise ValueError(f"--{flag}={text}: --config has no field {name!r}")
   return field, choices
 

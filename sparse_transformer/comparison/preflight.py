@@ -19,17 +19,14 @@ def begin(plan: Comparison) -> None:
   Raises ValueError or OSError if the folder holds something else, or a run
   cannot take place, see `check_runs`.
   """
-  root = plan.root
-  workdir.check_name(root)
-  if (root / "config.json").exists():
-    raise ValueError(f"{root} holds a run of train.py; use another --workdir")
+  workdir.check_folder(plan.root, "config.json", "a run of train.py")
   own = dict(data=check_runs(plan))
-  path, about = root / workdir.COMPARISON, plan.about() | own
+  path, about = plan.root / workdir.COMPARISON, plan.about() | own
   if path.exists() and (old := atomic.read_json(path)) != about:
     same = isinstance(old, dict) and old | own == about
     what = "other data" if same else "another comparison"
     raise ValueError(f"{path} is of {what}; use another --workdir")
-  root.mkdir(parents=True, exist_ok=True)
+  plan.root.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, about)
 
 
@@ -42,18 +39,21 @@ def check_runs(plan: Comparison) -> list[dict]:
   units, or keys differ and must not. Returns the digests of all data.
   """
   seen: dict[tuple, str] = {}  # different texts may give the same network
-  sources: dict[str, data.Source] = {}  # equal data are read once
+  sources: dict[tuple, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
   for trial in _distinct(plan):
     label, config = str(trial), trial.config
-    settings = config.data.to_json(sort_keys=True) + config.model.task
-    experiment = Experiment(config, shared=sources.get(settings))
-    source = sources[settings] = experiment.source
+    given = config.data, config.model.task
+    experiment = Experiment(config, shared=sources.get(given))
+    source = sources[given] = experiment.source
     loop.check(experiment)
     for split in "validation", "test":
       _ = source.windows(split)[0]
-    _check_start(experiment)
+    if config.train.init_from:  # its weights are loaded, on a CPU
+      alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
+      cpu = jax.devices("cpu")[0]
+      warm_start.first_state(Experiment(alone, (cpu,), source))
     networks = ((step, x.model) for step, x in experiment.phases.items())
     fields = schema.flatten(config).items()
     others = (x for x in fields if not x[0].startswith("attention."))
@@ -81,11 +81,3 @@ def _distinct(plan: Comparison) -> list[Trial]:
     Trial(plan, *pair, plan.seeds[-1] + bool(plan.tuned)) for pair in pairs
   ]
   return final + plan.tuning * bool(plan.tune_budget)
-
-
-def _check_start(experiment: Experiment) -> None:
-  """Loads the weights that a run starts from, if any, on a CPU."""
-  if experiment.config.train.init_from:
-    alone = {f"mesh.{axis}": 1 for axis in schema.Mesh().keys()}
-    config, cpu = experiment.config.replace(**alone), jax.devices("cpu")[:1]
-    warm_start.first_state(Experiment(config, (*cpu,), experiment.source))

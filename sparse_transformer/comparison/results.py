@@ -29,15 +29,11 @@ def ranking(record: Record) -> Table:
     "by seed": [by_seed(row) for row in rows],
     "keys": [f"{row['keys']:,.1f}" for row in rows],
     "steps": [f"{row['steps']:,.0f}" for row in rows],
-    _label(time): [f"{row[time]:,.1f}" for row in rows],
+    time.replace("_", " "): [f"{row[time]:,.1f}" for row in rows],
     "peak": [f"{x['peak_bytes'] / 2**20:,.0f} MiB" for x in rows],
   }
   known = [(x, *y) for x, y in columns.items() if {*y} != {"-"}]
   return [*zip(*known, strict=True)]
-
-
-def _label(name):
-  return name.replace("_", " ")
 
 
 def _mean(value, sign=""):
@@ -79,7 +75,7 @@ def grid(record: Record) -> tuple[Table, str]:
   kind, amount = about["tune_budget"] or about["budget"]
   note = (
     f"Bits on the validation split of one run each of {amount:,g}"
-    f" {_label(kind)}, of a seed that is not compared. In brackets:"
+    f" {kind.replace('_', ' ')}, of a seed that is not compared. In brackets:"
     " the best, used for the other runs."
   )
   ends = candidates[0], candidates[-1]
@@ -107,7 +103,7 @@ def draw_curves(record: Record) -> "style.Figure":
       panel.fill_between(found[0], *found[2:], color=color, alpha=0.2, lw=0)
     panel.spines[["top", "right"]].set_visible(False)
     panel.grid(color=style.GRID, lw=0.6)
-    panel.set_xlabel(_label(axis))
+    panel.set_xlabel(axis.replace("_", " "))
     panel.set_xlim(left=0)
     panel.xaxis.set_major_formatter("{x:,.10g}")
     panel.locator_params(axis="x", nbins=6)

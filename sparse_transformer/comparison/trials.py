@@ -6,12 +6,13 @@ into its folder: config.json, metrics.jsonl and evaluations/*.json.
 
 import contextlib
 import math
-import pathlib
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparse_transformer import atomic, config as config_lib
+import numpy as np
+
+from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.comparison import jobs, record
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.model.transformer import count_parameters
@@ -20,7 +21,6 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import TIMES
 
-SCRIPTS = pathlib.Path(__file__).parents[2]  # where train.py and eval.py are
 ENDED, DIVERGED = "end", "diverged"  # the last lines of metrics.jsonl
 Shares = Sequence[jobs.Share]
 
@@ -53,7 +53,7 @@ def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:
 
 
 def _job(trial, remark, script, words):
-  path = SCRIPTS / script
+  path = version.ROOT / script
   if not path.exists():  # the library was installed without it
     raise FileNotFoundError(f"{path} is missing; run compare in a clone")
   label = f"{trial}, seed {trial.config.train.seed}{remark}"
@@ -115,5 +115,6 @@ def collected(trial: Trial) -> record.Run:
 
 def keys(experiment: Experiment, steps: int) -> float:
   """Keys per query, the mean over the first steps of a run."""
-  parts = experiment.steps_by_phase(steps)
-  return sum(x * costs.keys_per_query(y.model) for x, y in parts) / steps
+  bounds = [min(first, steps) for first in (*experiment.phases, steps)]
+  each = [costs.keys_per_query(x.model) for x in experiment.phases.values()]
+  return float(np.average(each, weights=np.diff(bounds)))

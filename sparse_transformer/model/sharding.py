@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 AXES = "data", "fsdp", "sequence", "tensor"
 SEQUENCES = "data", "fsdp"  # the axes that split a batch
@@ -36,13 +36,6 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
   if layer is None or names[-1] != "kernel":
     return PartitionSpec()
   return PartitionSpec(*[None] * (x.ndim - 2), *MATRICES[layer])
-
-
-def place(mesh: Mesh, tree: Any) -> Any:
-  """The sharding of each array of a training state, or of a part of one."""
-  return jax.tree_util.tree_map_with_path(
-    lambda path, x: NamedSharding(mesh, spec(path, x)), tree
-  )
 
 
 def split_stream(x_BLD: jax.Array) -> jax.Array:

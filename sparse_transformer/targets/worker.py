@@ -55,7 +55,6 @@ def _answer(request, tell):
   config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
-  mesh.check_network(experiment.model, experiment.mesh.shape)
   cases = costs.attention_cases(config, experiment.model, target.compiler)
   inputs = experiment.like, experiment.batch_like()
   programs = iter([("training step", cases, experiment.update, inputs)])

@@ -7,13 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_transformer import (
-  data,
-  model as model_lib,
-  patterns,
-  schema,
-  version,
-)
+from sparse_transformer import data, model as model_lib, patterns, version
 from sparse_transformer.attention import registry
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
@@ -50,15 +44,16 @@ def introduce(
     f"; commit {version.commit() or 'unknown'}; {workdir}"
   )
   for phase in experiment.phases.values():
-    warn(phase.config, phase.model)
+    warn(phase)
   cases = costs.attention_cases(config, experiment.model)
   chosen = registry.explain_choice(experiment.model.backend, *cases)
   print(f"attention by {chosen}", flush=True)
 
 
-def warn(config: schema.Config, model: model_lib.Config) -> None:
+def warn(experiment: Experiment) -> None:
   """Prints a line on standard error for settings that may be a mistake."""
-  for line in filter(None, (_shared_summaries(config), _skipped_byte(model))):
+  found = _shared_summaries(experiment.config), _skipped_byte(experiment.model)
+  for line in filter(None, found):
     print(f"warning: {line}", file=sys.stderr)
 
 

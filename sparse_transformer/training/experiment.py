@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -118,14 +118,6 @@ class Experiment:
     learned = {x for x in self.model.contents if x.is_learned}
     return self._shapes, learned
 
-  def steps_by_phase(self, steps: int) -> list[tuple[int, "Experiment"]]:
-    """How many of the first steps each phase has, and the phase."""
-    ends = [*self.phases, steps][1:]
-    return [
-      (max(0, min(end, steps) - first), phase)
-      for (first, phase), end in zip(self.phases.items(), ends, strict=True)
-    ]
-
   def at(self, step: int) -> "Experiment":
     """The experiment with the pattern of a step, counted from 0."""
     return self.phases[max(first for first in self.phases if first <= step)]
@@ -159,7 +151,7 @@ class Experiment:
 
   @functools.cached_property
   def _shardings(self):
-    return sharding.place(self.mesh, self._shapes)
+    return jax.tree.map(lambda x: x.sharding, self.like)
 
   @functools.cached_property
   def like(self) -> step_lib.State:
@@ -185,13 +177,16 @@ class Experiment:
     shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
 
+  def compile(self, dtype: Any = None) -> Any:
+    """`update`, compiled for batches of a dtype, see `batch_like`."""
+    batch, due = self.batch_like(dtype), jax.ShapeDtypeStruct((), np.int32)
+    with jax.set_mesh(self.mesh):
+      return self.update.lower(self.like, batch, due).compile()
+
   @functools.cached_property
   def program(self) -> Callable[..., Any]:
-    """`update`, compiled; raises ValueError if memory for it is not free."""
-    batch = self.batch_like(self.examples[0].dtype)
-    due = jax.ShapeDtypeStruct((), np.int32)
-    with jax.set_mesh(self.mesh):
-      program = self.update.lower(self.like, batch, due).compile()
+    """`compile` for the data; raises ValueError if memory is not free."""
+    program = self.compile(self.examples[0].dtype)
     if memory := program.memory_analysis():
       needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
       needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -202,8 +197,10 @@ class Experiment:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The devices; in context wherever the network runs."""
-    return mesh_lib.make(self.config, self.devices)
+    """The devices, which fit the network; in context wherever it runs."""
+    mesh = mesh_lib.make(self.config, self.devices)
+    mesh_lib.check_network(self.model, mesh.shape)
+    return mesh
 
   @property
   def batch_sharding(self) -> NamedSharding:
@@ -214,7 +211,7 @@ class Experiment:
 def open_run(
   workdir: str | os.PathLike,
   overrides: Mapping[str, Any] | None = None,
-  step: int | Literal["best"] | None = None,
+  step: int | str | None = None,
 ) -> tuple[Experiment, Checkpoints]:
   """The experiment that made a step of a run, under overrides; its checkpoints.
 
@@ -228,7 +225,7 @@ def open_run(
 def restore(
   experiment: Experiment,
   checkpoints: Checkpoints,
-  step: int | Literal["best"] | None = None,
+  step: int | str | None = None,
   with_data: bool = False,
 ) -> step_lib.State:
   """The state at a step; None for the last, "best" by validation in training.
@@ -240,7 +237,7 @@ def restore(
     FileNotFoundError: no checkpoint exists, or it has just been deleted.
     ValueError: the checkpoint is from another network, or on other data.
   """
-  state = checkpoints.restore(experiment.like, checkpoints.find(step))
+  state = checkpoints.restore(experiment.like, step)
   config, source, digest = experiment.config, experiment.source, None
   free = config_lib.FREE_IN_EVALUATION
   if with_data and checkpoints.has_other_data(int(state.step), config):

@@ -95,7 +95,7 @@ def train(
     OSError: a file cannot be written.
     signals.Stopped: a signal ended the run after it saved its state.
   """
-  workdir_lib.check_folder(workdir)
+  workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir, options = pathlib.Path(workdir), Options(**settings)
   with processes.Stops() as stops:
     # -- What is trained. Errors leave no workdir.
@@ -221,7 +221,6 @@ def check(experiment: Experiment) -> None:
   mesh.check_batch(config, sizes, "eval")
   if config.eval.samples:
     samples.decoder(experiment)
-  mesh.check_network(experiment.model, sizes)
   state = costs.bytes_on_device(experiment.like, sizes)
   machine.check_free("the training state", state)
   batch = experiment.batch_like(experiment.examples[0].dtype)
@@ -278,7 +277,6 @@ def _check_step(config, workdir, step, changes):
 
 
 def _write(experiment, workdir, step, free, options):
-  """Writes the config and a picture of the patterns."""
   model = experiment.model
   if step:
     print(f"resumes from step {step}", flush=True)

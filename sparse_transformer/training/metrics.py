@@ -17,7 +17,7 @@ from tensorboardX import SummaryWriter
 
 from sparse_transformer import atomic, schema, signals
 from sparse_transformer.progress import say
-from sparse_transformer.training.loss_scale import SMALLEST
+from sparse_transformer.training.step import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
 # Numbers that lines of `metrics.jsonl` have, by their split.

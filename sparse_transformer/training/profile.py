@@ -1,5 +1,6 @@
 """A trace of consecutive steps, for Perfetto and XProf."""
 
+import contextlib
 import shlex
 from collections.abc import Sequence
 
@@ -11,7 +12,7 @@ from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Stopwatch
 
 
-class Profile:
+class Profile(contextlib.ExitStack):
   """Traces steps into the folder `profile` of a workdir; a context manager.
 
   Args:
@@ -28,7 +29,8 @@ class Profile:
     writer: metrics.Writer,
     watch: Stopwatch,
   ):
-    self._writer, self._watch, self._is_tracing = writer, watch, False
+    super().__init__()
+    self._writer, self._watch = writer, watch
     self._folder = writer.workdir / "profile"
     self._steps = steps if processes.is_first() else ()
     if steps and steps[0] <= step:
@@ -44,18 +46,12 @@ class Profile:
     jax.block_until_ready(state)
     with self._watch.paused():
       if step > self._steps[0]:
-        return self.__exit__()
+        return self.close()
       with metrics.attempt("the profile"):
         jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
-        self._is_tracing = True
+        self.callback(self._end)
 
-  def __enter__(self) -> "Profile":
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    if not self._is_tracing:
-      return
-    self._is_tracing = False
+  def _end(self):
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
     with metrics.attempt("the profile"):
       jax.profiler.stop_trace()

@@ -2,16 +2,49 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from sparse_transformer import model as model_lib, schema
-from sparse_transformer.training import (
-  loss_scale as loss_scale_lib,
-  optimizer as optimizer_lib,
-)
+from sparse_transformer.training import optimizer as optimizer_lib
+
+FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # scales of the loss
+GROWTH_INTERVAL = 2000  # finite gradients in a row that double the scale
+
+
+class LossScale(NamedTuple):
+  """Dynamic loss scaling, with which gradients in float16 do not underflow.
+
+  The loss is multiplied by a power of two before it is differentiated, and its
+  gradient is divided by it, in float32. The scale doubles after many finite
+  gradients in a row; a non-finite one is skipped, and halves it.
+
+  Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
+  """
+
+  scale: jax.Array  # float32 scalar, what the loss is multiplied by
+  finite: jax.Array  # int32, finite gradients since the scale last changed
+  skipped: jax.Array  # int32, steps skipped so far because of their gradients
+
+  def after(self, loss: jax.Array, gradient_norm: jax.Array) -> "LossScale":
+    """The scale after a step with this loss and this norm, both unscaled.
+
+    A non-finite loss changes nothing: it does not depend on the scale.
+    """
+    is_finite = jnp.isfinite(gradient_norm)
+    grows = self.finite + 1 >= GROWTH_INTERVAL
+    larger = jnp.where(grows, jnp.minimum(2 * self.scale, LARGEST), self.scale)
+    smaller = jnp.maximum(self.scale / 2, SMALLEST)
+    new = LossScale(
+      jnp.where(is_finite, larger, smaller),
+      jnp.where(is_finite & ~grows, self.finite + 1, 0),
+      self.skipped + ~is_finite,
+    )
+    keep = lambda new, old: jnp.where(jnp.isfinite(loss), new, old)
+    return jax.tree.map(keep, new, self)
 
 
 @jax.tree_util.register_dataclass
@@ -23,19 +56,21 @@ class State:
   params: dict  # nested dicts of arrays
   opt_state: optax.OptState
   ema: dict  # moving average of `params`, for evaluation and sampling
-  loss_scale: loss_scale_lib.LossScale | None = None  # of float16
+  loss_scale: LossScale | None = None  # of float16
 
 
 def init_state(
   params: dict, optimizer: optax.GradientTransformation, dtype: str
 ) -> State:
   """The state before the first step; `dtype` is the activations'."""
+  zero = lambda: jnp.zeros((), jnp.int32)  # each is donated
+  scale = LossScale(jnp.float32(FIRST), zero(), zero())
   return State(
-    step=jnp.zeros((), jnp.int32),
+    step=zero(),
     params=params,
     opt_state=optimizer.init(params),
     ema=jax.tree.map(jnp.copy, params),  # a copy: the state is donated
-    loss_scale=loss_scale_lib.init(dtype),
+    loss_scale=scale if dtype == "float16" else None,
   )
 
 
@@ -131,7 +166,7 @@ def train_step(
   scaling = state.loss_scale
   if scaling:
     metrics["loss_scale"] = scaling.scale
-    scaling = loss_scale_lib.update(scaling, nats, metrics["gradient_norm"])
+    scaling = scaling.after(nats, metrics["gradient_norm"])
     metrics["skipped_steps"] = scaling.skipped
   return State(state.step + 1, params, opt_state, ema, scaling), metrics
 

@@ -45,7 +45,6 @@ class Stopwatch:
     self._start = _now()
 
   def _add(self) -> None:
-    """Adds the time since the last call."""
     now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]

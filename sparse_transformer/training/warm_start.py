@@ -1,21 +1,17 @@
 """Starts a run from the weights of another one."""
 
 import dataclasses
-import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer import config as config_lib, schema
+from sparse_transformer import config as config_lib
 from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import exported, store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
-
-STEP = "best|[0-9]+"
 
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
@@ -63,7 +59,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   return state, about | misfits
 
 
-def _changed(before: schema.Config, experiment: Experiment) -> list[str]:
+def _changed(before, experiment):
   """The settings of the network by which weights mean something else."""
   free = {"all", *config_lib.AFFECTS}
   changes = config_lib.check_changes("", before, experiment.config, free)
@@ -77,28 +73,21 @@ def _changed(before: schema.Config, experiment: Experiment) -> list[str]:
 
 
 def _open(text: str) -> tuple[store.Checkpoints, int]:
-  """The run and the step that `train.init_from` names."""
   name, _, asked = text.rpartition(":")
-  if files.from_config(text).is_dir() or not re.fullmatch(STEP, asked):
+  if not name or files.from_config(text).is_dir():
     name, asked = text, ""  # whose name may have a colon
   if files.from_config(name).is_file():
     raise ValueError(
       f"train.init_from={text} must be a run, or a file {exported.SUFFIX}"
     )
-  step: Any = int(asked) if asked.isdecimal() else asked or None
   run = store.Checkpoints(files.from_config(name))
   try:
-    return run, processes.decide(lambda: run.find(step))
+    return run, processes.decide(lambda: run.find(asked or None))
   except (FileNotFoundError, ValueError) as error:
     raise type(error)(f"train.init_from={text}: {error}") from error
 
 
-def _fit(
-  params: dict,
-  found: Mapping[str, jax.Array],
-  changed: list[str],
-  settings: schema.Train,
-) -> tuple[dict, dict[str, list[str]]]:
+def _fit(params, found, changed, settings):
   """Parameters with the values found, and the names of what does not fit."""
   names = store.by_name(params)
   reasons = {

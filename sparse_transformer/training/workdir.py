@@ -15,8 +15,11 @@ from sparse_transformer.training.distributed import processes
 COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 
-def check_name(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a folder of this name cannot hold checkpoints."""
+def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
+  """Raises ValueError if a folder cannot be a run's, or a comparison's.
+
+  Its name cannot, or it holds a file by which it is something else.
+  """
   name, path = os.fspath(workdir), pathlib.Path(workdir)
   # Orbax takes some for a pattern, or for a bucket.
   if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
@@ -26,13 +29,8 @@ def check_name(workdir: str | os.PathLike) -> None:
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
   if not found.is_dir():
     raise ValueError(f"--workdir={name}: {found} is not a folder")
-
-
-def check_folder(workdir: str | os.PathLike) -> None:
-  """Raises ValueError if a folder cannot be a run's."""
-  check_name(workdir)
-  if (pathlib.Path(workdir) / COMPARISON).exists():
-    raise ValueError(f"{workdir} holds a comparison; use another --workdir")
+  if (path / other).exists():
+    raise ValueError(f"{name} holds {what}; use another --workdir")
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ def test_shared_summaries_are_reported(preset, changes, words, capsys):
 def check_warning(preset, changes, words, capsys):
   config = preset.get_config()
   config.attention.update(changes)
-  announcements.warn(config, Experiment(config).model)
+  announcements.warn(Experiment(config))
   error = capsys.readouterr().err
   assert error.count("\n") == (words is not None)
   assert re.search(words or "^$", error)

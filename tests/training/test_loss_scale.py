@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.training import loss_scale
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.loss_scale import LossScale
 from sparse_transformer.training.metrics import Monitor
+from sparse_transformer.training.step import LossScale
 
 SETTINGS = {
   "model.dtype": "float16",
@@ -83,7 +82,7 @@ def test_scale_grows_after_finite_gradients_and_halves(
 ):
   scale, finite, skipped = before
   old = LossScale(jnp.float32(scale), jnp.int32(finite), jnp.int32(skipped))
-  new = loss_scale.update(old, jnp.float32(loss), jnp.float32(norm))
+  new = old.after(jnp.float32(loss), jnp.float32(norm))
   assert numbers(new) == after
   assert [x.dtype for x in new] == [x.dtype for x in old]
 

@@ -15,25 +15,20 @@ and nothing else decides that a checkpoint is damaged.
 import contextlib
 import datetime
 import logging
+import math
 import os
 import pathlib
 import platform
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from sparse_transformer import (
-  atomic,
-  config as config_lib,
-  machine,
-  schema,
-  version,
-)
+from sparse_transformer import atomic, config as config_lib, machine, version
 from sparse_transformer.data import Source, files
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.step import State
@@ -42,7 +37,7 @@ STATE, ABOUT, FILES = "state", "about/metadata", "files.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
-def about(config: schema.Config, source: Source) -> dict[str, Any]:
+def about(config: config_lib.Config, source: Source) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, data, versions, command."""
   return dict(
     config=config.to_dict(),
@@ -101,18 +96,19 @@ class Checkpoints:
     names = {x.parent.name for x in parts if x.name in (STATE, FILES)}
     return sorted(int(x) for x in names if x.isdecimal() and str(int(x)) == x)
 
-  def find(self, step: int | Literal["best"] | None) -> int:
+  def find(self, step: int | str | None) -> int:
     """A saved step: None finds the last, "best" the lowest validation loss.
 
-    Raises FileNotFoundError if no step is saved, or not that one.
+    Any other text is that of a number. Raises FileNotFoundError if no step is
+    saved, or not that one.
     """
     steps = self.steps()
     if step is None and steps:
       return steps[-1]
     if step == "best" and (bits := self._bits()):
       return min(bits, key=bits.__getitem__)
-    if isinstance(step, int) and step in steps:
-      return step
+    if str(step) in map(str, steps):
+      return int(step)  # type: ignore[arg-type]  # not None
     wanted = "" if step is None else f" of step {step}"
     if step == "best":
       wanted = " that was validated"
@@ -131,7 +127,7 @@ class Checkpoints:
   def check(
     self,
     step: int,
-    config: schema.Config,
+    config: config_lib.Config,
     data: Mapping[str, int | str] | None,
     free: Collection[str] = config_lib.FREE,
   ) -> config_lib.Changes:
@@ -155,7 +151,7 @@ class Checkpoints:
       )
     return changes
 
-  def config(self, step: int) -> schema.Config:
+  def config(self, step: int) -> config_lib.Config:
     """The config that made a checkpoint; of `FREE` fields, in config.json.
 
     Raises ValueError if that is of another run, OSError if there is none.
@@ -165,7 +161,7 @@ class Checkpoints:
     kept = {x for x, _ in changes if config_lib.affects(x) in config_lib.FREE}
     return now.replace(**{x: old for x, (old, _) in changes if x not in kept})
 
-  def has_other_data(self, step: int, config: schema.Config) -> bool:
+  def has_other_data(self, step: int, config: config_lib.Config) -> bool:
     """Whether a config does not name the data that the workdir's names."""
     own = self.config(step).data
     return (own.name, own.path) != (config.data.name, config.data.path)
@@ -189,8 +185,8 @@ class Checkpoints:
     found: Any = {x: self.describe(x).get("validation") for x in self.steps()}
     if found.keys() != {*self.steps()}:  # a run has just deleted some
       return self._bits()
-    is_score = schema.RULES[float].accepts  # a finite number
-    return {step: bits for step, bits in found.items() if is_score(bits)}
+    known = {x: y for x, y in found.items() if isinstance(y, float | int)}
+    return {step: bits for step, bits in known.items() if math.isfinite(bits)}
 
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
@@ -284,7 +280,7 @@ class Checkpoints:
 
     processes.together(attempt)
 
-  def restore(self, like: State, step: int | None = None) -> State:
+  def restore(self, like: State, step: int | str | None = None) -> State:
     """The verified state at a step, by default the last, on any mesh.
 
     Raises:
@@ -427,9 +423,7 @@ logging.getLogger("absl").addFilter(
 )
 
 
-def _report(
-  problem: Any, report: Callable[[Any], Any] = sys.unraisablehook
-) -> None:
+def _report(problem, report=sys.unraisablehook):
   """Passes on what threads print, except that Orbax closed their event loop."""
   if str(problem.exc_value) != "Event loop is closed":  # as a write failed
     report(problem)

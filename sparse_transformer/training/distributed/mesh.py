@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from sparse_transformer import model as model_lib, schema
-from sparse_transformer.model import sharding
-from sparse_transformer.model.sharding import AXES
+from sparse_transformer.model.sharding import AXES, spec
 
 Sizes = Mapping[str, int]  # the devices along each axis
 
@@ -31,12 +30,12 @@ def make(
 
 def split(mesh: Mesh, tree: Any) -> Any:
   """Shapes and dtypes of a training state, or of a part of one, on a mesh."""
-  shapes = jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct(tuple(x.shape), x.dtype), tree
-  )
-  return jax.tree.map(
-    lambda x, on: x.update(sharding=on), shapes, sharding.place(mesh, shapes)
-  )
+
+  def place(path, x):
+    like = jax.ShapeDtypeStruct(tuple(x.shape), x.dtype)
+    return like.update(sharding=NamedSharding(mesh, spec(path, like)))
+
+  return jax.tree_util.tree_map_with_path(place, tree)
 
 
 def sizes(config: schema.Config, devices: int | None = None) -> Sizes:

@@ -74,7 +74,6 @@ def evaluate(
   """
   config, source = experiment.config, experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
-  mesh.check_network(experiment.model, experiment.mesh.shape)
   windows, step = request.windows(source), int(state.step)
   asked = dict(examples=request.examples, order=",".join(request.order) or None)
   partly = {name: x for name, x in asked.items() if x is not None}

@@ -93,9 +93,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
 # Attention.
 
 
-def _attention(
-  config: schema.Config, model: model_lib.Config
-) -> Iterator[Attention]:
+def _attention(config, model):
   """The costs of each distinct pattern in each group of equal layers."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):

@@ -14,7 +14,7 @@ from sparse_transformer import config as config_lib, schema
 WRONG = {
   bool: (None, 0, 1, "True", (True,)),
   str: (None, 5, True, b"x", ("x",)),
-  tuple: (None, 1, "1", (-1,), ("a", "b", "c"), (1, 0.5, True), {}),
+  tuple: (None, 1, "1", (-1,), ("a", "b", "a"), (1, 0.5, True), {}),
   int: (
     *(None, "many", 0.5, 4.0, True, math.nan, (1,), np.int64(1)),
     *(-2, 2**32, 2**70, 10**30),
@@ -116,7 +116,8 @@ def another(name, value):
   if isinstance(value, bool):
     return not value
   if isinstance(value, tuple):
-    return value[::-1] or (1,)
+    others = value[::-1], (1,), ("x",)
+    return next(x for x in others if x != value and rule.accepts(x))
   if isinstance(value, float):
     return value / 2 + 0.25
   if isinstance(value, str):

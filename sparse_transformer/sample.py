@@ -4,27 +4,22 @@ python -m sparse_transformer.sample --workdir=runs/digits --num=16
 
 Writes them into the workdir, or the folder --out: images as samples.png, next
 to real ones; other data as samples.txt, samples.fasta or samples_0.wav,
-samples_1.wav, ... Text is also printed. Samples that are there are renamed.
+samples_1.wav, ... Text is also printed.
 With --given=N, the samples start with the first N positions of sequences of the
 test split; with --prompt=TEXT, with a text; with --prompt=@FILE, with the
 contents of a file. Tokens are integers in prompts and samples, with spaces
 between them and a line for each sequence.
 """
 
-import contextlib
-import itertools
 import os
 import pathlib
-import re
 from collections.abc import Sequence
 
 import numpy as np
 
-from sparse_transformer import atomic, cli, data, version
+from sparse_transformer import cli, data, version
 from sparse_transformer.cli import flags
 from sparse_transformer.data import files
-
-SAMPLES = r"samples((_\d+)?\.(png|txt|fasta|wav|json))"  # names of files
 
 
 def main(argv: Sequence[str]) -> None:
@@ -57,7 +52,6 @@ def main(argv: Sequence[str]) -> None:
     )
   step = int(state.step)
   about = dict(step=step, command=version.command(step=step))
-  before = _set_aside(folder, about)
   images = orders.restore(tokens, labels)
   paths = samples.save(folder, source, images, **about)
   if paths[0].suffix in samples.TEXTS:
@@ -66,31 +60,9 @@ def main(argv: Sequence[str]) -> None:
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} sample{'s' * (args.num > 1)} of step {step} in"
-    f" {paths[0]}{more}{before};"
+    f" {paths[0]}{more};"
     f" {drawn / seconds if drawn else 0:,.0f} symbols per second"
   )
-
-
-def _set_aside(folder, about):
-  """Renames the samples in a folder, unless made by the same command.
-
-  Says how, if there are any.
-  """
-  with contextlib.suppress(OSError, ValueError):
-    if atomic.read_json(folder / "samples.json") == about:
-      return ""
-  found = [
-    (path, match[1])
-    for path in sorted(folder.iterdir())
-    if (match := re.fullmatch(SAMPLES, path.name))
-  ]
-  if not found:
-    return ""
-  names = (f"samples-{number}" for number in itertools.count(1))
-  name = next(x for x in names if not [*folder.glob(f"{x}[._]*")])
-  for path, rest in found:
-    path.rename(path.with_name(name + rest))
-  return f"; those before are {name}{found[-1][1]}"
 
 
 def _prompts(source, num, given, text, labels):

@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import pathlib
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -53,13 +51,6 @@ def test_help_lists_all_flags(command, capsys):
   assert {*defined, COMMANDS[command]} <= {*listed}
   fields = "attention.pattern='strided': dense, local" in out
   assert fields == ("config" in listed)
-
-
-def test_commands_are_listed(capsys):
-  runpy.run_module("sparse_transformer", run_name="__main__")
-  out = capsys.readouterr().out
-  for name in (*map(pathlib.PurePath, COMMANDS), pathlib.PurePath("data")):
-    assert re.search(rf"\b{name.stem}(\.py)? +[A-Z]", out), name
 
 
 def test_flags_are_read_without_loading_jax():

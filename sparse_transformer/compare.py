@@ -34,7 +34,6 @@ def main(argv: Sequence[str]) -> None:
     plan as plan_lib,
     preflight,
     record,
-    results,
     trials,
   )
 
@@ -63,8 +62,8 @@ def main(argv: Sequence[str]) -> None:
   for trial, run in zip(final, runs, strict=True):
     run["test"] = trials.scored(trial, "test")
   made = record.make_record(about, runs, tuning)
-  print(results.render(made))
-  results.write_results(plan.root, made)
+  print(record.render(made))
+  record.write_results(plan.root, made)
   print(f"comparison in {plan.root / 'comparison.md'}, its curves in .png")
 
 

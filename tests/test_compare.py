@@ -25,7 +25,6 @@ from sparse_transformer.comparison import (
   plan as plan_lib,
   preflight,
   record,
-  results,
   trials,
 )
 from sparse_transformer.training import loop
@@ -195,18 +194,18 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   grid = record.tuning(plan.tuning, found)
   assert grid["best"] == {"dense": "0.01", "local": "0.1"}
   made = record.make_record(about, TWO[:3] + tested, grid)
-  results.write_results(tmp_path, made)
+  record.write_results(tmp_path, made)
   text = (tmp_path / "comparison.md").read_text()
   written = json.loads((tmp_path / "comparison.json").read_text())
   assert written == json.loads(json.dumps(made))
-  titles, *rows = results.ranking(made)
+  titles, *rows = record.ranking(made)
   cells = [dict(zip(titles, row, strict=True)) for row in rows]
   assert [row["attention.pattern"] for row in cells] == ["local", "dense"]
   assert [row["test"] for row in cells] == ["9.0000 ± 0.0000", "-"]
   assert [row["minus dense"][:7] for row in cells] == ["-1.1667", "-"]
   assert cells[1]["by seed"] == "3.0000, 4.0000, 8.0000"
   assert "best on validation, local" in text
-  (titles, dense, local), note = results.grid(made)
+  (titles, dense, local), note = record.grid(made)
   assert titles[1:] == tuple(f"{tune[0]}={x}" for x in tune[1])
   assert dense[2:] == ("[2.0000]", "diverged") and local[3] == "[3.0000]"
   assert note.endswith("a value beyond may be better: local.")
@@ -217,7 +216,7 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside():
   made = comparisons.record(
     *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
   )
-  figure = results.draw_curves(made)
+  figure = record.draw_curves(made)
   figure.draw_without_rendering()
   time, steps = figure.axes
   assert time.get_xlabel() == "processor seconds"

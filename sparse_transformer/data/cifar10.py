@@ -8,8 +8,6 @@ import functools
 import io
 import os
 import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +70,7 @@ def _opened(config, example, seed=0):
     from tensorflow_datasets.core.hashing import Hasher
 
     folder = newest(config.path)
-    train, test = (read(folder, split, example) for split in ("train", "test"))
+    train, test = (_read(folder, split, example) for split in ("train", "test"))
     order = np.random.RandomState(seed).permutation(len(train))
     if seed:  # builders order records by the hash of the image's number
       hashes = [*map(Hasher("train").hash_key, range(len(train)))]
@@ -101,9 +99,7 @@ def newest(data_dir: str) -> pathlib.Path:
   )
 
 
-def read(
-  folder: pathlib.Path, split: str, example: Callable[[dict], Any]
-) -> Lazy:
+def _read(folder, split, example):
   """What `example` makes of each record; ValueError if a file is damaged."""
   import PIL.Image
   import tensorflow_datasets as tfds
@@ -116,7 +112,7 @@ def read(
     records = builder.as_data_source(split, decoders=decoders)
     number, ends = len(records), builder.info.splits[split].shard_lengths
 
-  def item(i: int) -> Any:
+  def item(i):
     with files.blame(folder):
       record = records[i]
       if is_encoded:

@@ -180,7 +180,7 @@ def test_published_experiment_has_the_published_settings(line):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_every_position_sees_its_entire_past(name):
   few = "repeat", "recall", "cifar10_keys", "cifar10_medium", "text_medium"
   if name in (*few, "video", "lra_image"):  # keys, or layers

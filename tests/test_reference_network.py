@@ -132,7 +132,7 @@ def random_params(config):
     ),
   ],
 )
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 def test_network_is_that_of_the_papers(make, name):
   config, source = make(name)
   network = model.configure(config, source)

@@ -80,7 +80,7 @@ def test_two_warpgroups_share_a_tile(register, heads, n, options):
 
 
 @pytest.mark.parametrize("name", RACES)
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 def test_races_are_found(register, name):
   register(Mutant(change=RACES[name]))
   inputs = laws.random_inputs(N, len(HEADS), 16, 16, batch=1)

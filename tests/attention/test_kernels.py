@@ -77,7 +77,6 @@ def agrees(
   "backend, k, e, patterns",
   [
     (GPU, 16, 32, catalogue.ALL),
-    (TPU, 8, 12, catalogue.ALL[::8]),
     slow(TPU, 8, 12, catalogue.ALL),
     pytest.param(HOPPER, 16, 32, catalogue.ALL, marks=[soak, needs_mosaic_gpu]),
   ],

@@ -59,16 +59,16 @@ def compiled(config):
 @pytest.mark.parametrize(
   "layers, start, changes",
   [
+    (CONTENT * 2, 0, {}),
     # Two periods and a layer after them, which has its own cache.
     *((STATIC * 2 + STATIC[:1], start, {}) for start in (1, 17, LENGTH - 1)),
-    (CONTENT * 2, 0, {}),
     pytest.param(CONTENT * 2, 18, {}, marks=pytest.mark.soak),
     (STATIC, 17, dict(dtype="bfloat16")),
     (STATIC, 7, OPTIONS | dict(experts=4)),
     (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
   ],
 )
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   layers, start, changes
 ):

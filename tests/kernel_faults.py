@@ -61,8 +61,6 @@ LSE = {
 
 @dataclasses.dataclass(frozen=True)
 class Faulty(Xla):
-  """Plain XLA with a fault."""
-
   name: str = ""
 
   def plans(self, patterns, case):

@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def mutate(rng, content):
-  """Some bytes changed, inserted, copied or cut."""
   content = bytearray(content)
   for _ in range(rng.randrange(1, 6)):
     kind, place = rng.randrange(5), rng.randrange(len(content) + 1)

@@ -11,7 +11,6 @@ from sparse_transformer.training.evaluation import samples
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-  """The workdir of a run on images of 8 x 8."""
   config = runs.tiny()
   return runs.untrained(tmp_path_factory.mktemp("images"), config)
 

@@ -90,7 +90,6 @@ def write_pictures(folder, images, suffix=".png"):
 
 
 def write_records(path, texts):
-  """Writes texts as JSON Lines."""
   path.write_text("".join(json.dumps(dict(text=x)) + "\n" for x in texts))
 
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import scipy.stats
-from ml_collections import ConfigDict
 
 from benchmarks import record
-from sparse_transformer import data, patterns, tables
+from sparse_transformer import config as config_lib, data, patterns, tables
 
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
@@ -132,8 +131,8 @@ def copies() -> Iterator[str]:
     choice = row["choice"]
     found = (interval(values(x, choice)) for x in names)
     rows.append((f"`{choice}`", f"{row['keys']:.1f}", *found))
-  configs = (ConfigDict(_about(x)["config"]["data"]) for x in names)
-  best = (f"{data.source(x).optimum:.3f}" for x in configs)
+  configs = (config_lib.from_json(_about(x)["config"], x) for x in names)
+  best = (f"{data.source(x.data).optimum:.3f}" for x in configs)
   yield tables.markdown([*rows, ("the best possible", "", *best)])
   yield records(*names)
 

@@ -106,9 +106,10 @@ def from_json(settings: dict[str, Any], place: object) -> Config:
   Raises ValueError with `place` first if this version cannot continue it.
   """
   try:
-    values = schema.flatten(ConfigDict(settings))
-    if not values:
+    groups = settings.values() if isinstance(settings, dict) else ()
+    if {*map(type, groups)} != {dict}:
       raise ValueError("it lacks the groups of fields that a run writes")
+    values = schema.flatten(ConfigDict(settings))
     # How classifiers pooled, others had no use for.
     pool = "mean" if values.get("model.task") == "classify" else None
     for name, value in (RETIRED | {"model.pool": pool}).items():

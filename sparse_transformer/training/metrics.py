@@ -32,6 +32,7 @@ SHORT = dict(
   tokens_per_second=("tok/s", "9,.0f"),
 )
 HIDDEN = {"nats", "model_flops_per_second", *TIMES}
+NUMBERS = {*SHORT, *HIDDEN, "mfu"}  # in a line that has them
 MAX_SKIPPED = 10  # batches in a row; one more ends the run
 OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
@@ -159,7 +160,8 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      numbers = [line[x] for x in ("step", *NEEDED.get(line["split"], ()))]
+      names = {"step", *NEEDED.get(line["split"], ())} | NUMBERS & line.keys()
+      numbers = [line[x] for x in names]
       if all(isinstance(x, int | float) for x in numbers):
         lines.append(line)
   return lines

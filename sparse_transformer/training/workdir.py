@@ -21,12 +21,14 @@ def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
   Its name cannot, or it holds a file by which it is something else.
   """
   name, path = os.fspath(workdir), pathlib.Path(workdir)
-  # Orbax takes some for a pattern, or for a bucket.
-  if re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
-    raise ValueError(
-      f"--workdir={name} must be a local folder, in UTF-8, without * ? or ["
-    )
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
+  is_odd = ".." in path.relative_to(found).parts  # which ends elsewhere, later
+  # Orbax takes some for a pattern, or for a bucket.
+  if is_odd or re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
+    raise ValueError(
+      f"--workdir={name} must be a local folder, in UTF-8, without * ? or [,"
+      " and without .. in a new one"
+    )
   if not found.is_dir():
     raise ValueError(f"--workdir={name}: {found} is not a folder")
   if (path / other).exists():

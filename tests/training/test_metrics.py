@@ -51,6 +51,7 @@ def test_lines_that_are_not_metrics_are_dropped(tmp_path):
   wrong = (
     *(7, [], {}, {"step": None}, {"step": 1, "split": "train"}),
     *(good | {"bits_per_dim": "low"}, {"step": 1, "split": []}),
+    *(good | {"seconds": "few"}, good | {"accuracy": None}),
   )
   lines = "".join(json.dumps(line) + "\n" for line in (good, *wrong))
   lines += "[" * 100_000 + '\n\n{"st'

@@ -14,11 +14,13 @@ and nothing else decides that a checkpoint is damaged.
 
 import contextlib
 import datetime
+import errno
 import logging
 import math
 import os
 import pathlib
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,6 +36,8 @@ from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.step import State
 
 STATE, ABOUT, FILES = "state", "about/metadata", "files.json"
+# How a file is lost: any other error may pass, and the file be intact.
+LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
@@ -92,9 +96,11 @@ class Checkpoints:
 
   def steps(self) -> list[int]:
     """The steps of the finished checkpoints in ascending order."""
-    parts = self._folder.glob("[0-9]*/*")  # of which some may be deleted
-    names = {x.parent.name for x in parts if x.name in (STATE, FILES)}
-    return sorted(int(x) for x in names if x.isdecimal() and str(int(x)) == x)
+    names = os.listdir(self._folder) if self._folder.is_dir() else []
+    steps = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
+    paths = {x: self._path(x) for x in steps}  # of which some may be deleted
+    has = lambda path: (path / STATE).exists() or (path / FILES).exists()
+    return [step for step, path in paths.items() if has(path)]
 
   def find(self, step: int | str | None) -> int:
     """A saved step: None finds the last, "best" the lowest validation loss.
@@ -352,6 +358,8 @@ def _damage(path: pathlib.Path) -> str | None:
       if not (path / name).is_file() or files.crc32(path / name) != crc
     ]
   except (OSError, ValueError, TypeError) as error:
+    if isinstance(error, OSError) and error.errno not in LOSSES:
+      raise  # such as a lack of permission, or of open files
     return f"{FILES}: {_first_line(error)}"
   return f"damaged or missing files {', '.join(wrong[:3])}" if wrong else None
 

@@ -283,7 +283,7 @@ class Audio(Codec):
       warnings.filterwarnings("error", TRUNCATED)
       rate, samples = scipy.io.wavfile.read(io.BytesIO(data))
       wave = _to_wave(samples)
-      if not 1 <= rate <= MAX_RATE:
+      if not self.rate / 1_000 <= rate <= MAX_RATE:
         raise ValueError(f"it has {rate:,} samples per second")
       if rate != self.rate:
         import scipy.signal

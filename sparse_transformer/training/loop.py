@@ -124,9 +124,10 @@ def train(
         state, start = warm_start.first_state(experiment)
       step = int(state.step)
       _check_step(config, workdir, step, changes)
-      processes.decide(lambda: _write(experiment, workdir, step, free, options))
+      write = lambda: _write(experiment, workdir, step, free, options)
       silent = not processes.is_first()
       with metrics.Writer(workdir, step, silent, options.on_metrics) as writer:
+        processes.decide(write)
         if start:
           writer.note(step, "start", **start)
           writer.say(announcements.origin(start))

@@ -69,6 +69,7 @@ def test_several_sequences_are_saved(tmp_path):
     ("x.wav", wav(np.zeros(50, np.int16))[:-1], ["damaged or truncated"]),
     ("x.wav", wav(np.zeros(9, "i2"), rate=0), ["has 0 samples per second"]),
     ("x.wav", wav(np.zeros(9, "i2"), rate=2**31 - 1), ["samples per second"]),
+    ("x.wav", wav(np.zeros(9, "i2"), rate=1), ["has 1 samples per second"]),
     ("x.wav", b"RIFX not a wav at all", ["of a kind that is not read"]),
   ],
 )

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+import resource
 import shutil
 import threading
 import types
@@ -301,6 +302,21 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
     if path.is_file() and path.name != store.FILES:
       path.unlink()
   assert_same(restore_last(tmp_path, state), at(state, 8))
+
+
+def test_checkpoint_that_cannot_be_opened_is_not_set_aside(tmp_path, state):
+  save(tmp_path, state, 4)
+  before, checkpoints = runs.files(tmp_path), store.Checkpoints(tmp_path)
+  path = tmp_path / "checkpoints" / "4"
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  try:  # those that are open stay so
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    for read in (checkpoints.steps, lambda: store._damage(path)):
+      with pytest.raises(OSError, match="Too many open files"):
+        read()
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+  assert runs.files(tmp_path) == before and checkpoints.steps() == [4]
 
 
 def test_complete_checkpoint_that_orbax_cannot_read_is_kept(

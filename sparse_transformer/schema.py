@@ -211,8 +211,8 @@ class Train(Group):
   batch_size: int = field(16, "sequences of an update, over all devices", SIZE)
   init_from: str = field(
     "",
-    "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best or a"
-    " file of export; empty: random ones",
+    "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best, a"
+    " file of export or a released .npz; empty: random ones",
   )
   init_partial: bool = field(
     False, "random weights where those of init_from do not fit"

@@ -14,6 +14,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import numpy as np
+import released
 import runs
 
 Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
@@ -97,6 +99,21 @@ def _link(target):
   return lambda path: path.symlink_to(target)
 
 
+def _released(name="", value=lambda x: None, cut=0, **sizes):
+  """A released file that fits `runs.tiny`, but for an array or its sizes."""
+
+  def write(path):
+    fitting = dict(layers=1, half=False, shape=(8, 8), vocab=17)
+    arrays = released.arrays(**fitting | sizes)
+    if name:
+      new = value(arrays.pop(f"model/{name}/Ema/ema:0"))
+      arrays |= {} if new is None else {f"model/{name}/Ema/ema:0": new}
+    np.savez(path, **arrays)
+    os.truncate(path, path.stat().st_size - cut)
+
+  return write
+
+
 def _config(line):
   return (
     "from configs import digits\n"
@@ -147,6 +164,20 @@ FILES: dict[str, Content] = {
   "fifo.safetensors": os.mkfifo,
   "broken.safetensors": "words",
   "other.safetensors": b"\2" + bytes(7) + b"{}",
+  "n/good.npz": _released(),
+  "n/cut.npz": _released(cut=400),
+  "n/lacks.npz": _released("h0/v_proj/b"),
+  "n/gap.npz": _released("h1/v_proj/b", layers=3),
+  "n/no_start.npz": _released("sos_token/sos"),
+  "n/more.npz": _released(layers=2),
+  "n/deep.npz": _released(layers=33, width=2),
+  "n/wide.npz": _released(width=32),
+  "n/odd.npz": _released("we", lambda x: x[0, 0]),
+  "n/float16.npz": _released("we", np.float16),
+  "n/nan.npz": _released("h0/mlp/b", lambda x: x + np.nan),
+  "n/pickle.npz": _released("final_norm/g", lambda x: x.astype(object)),
+  "n/words.npz": "words",
+  "n/fifo.npz": os.mkfifo,
   "fifo": os.mkfifo,
   "with_fifo/pipe": os.mkfifo,
   "dangling.py": _link("nowhere"),

@@ -81,9 +81,10 @@ TWICE = {
   "the interface of executors": "attention.forward attention.backward"
   " attention.attend",
   "of kernels that copy blocks": "attention.launch",
-  "said with their module": "model.measure training.render training.save",
+  "said with their module": "model.measure training.load training.render"
+  " training.save",
 }
-COMMANDS = "sample", "explain", "compare", "report", "export"
+COMMANDS = "sample", "explain", "compare", "report", "export", "convert"
 
 
 @functools.cache

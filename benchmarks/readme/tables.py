@@ -12,6 +12,7 @@ from sparse_transformer.targets import compilers
 
 PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
+GPU_SPEED = 20e12  # FLOP/s in float32 that a large GPU sustains, by estimate
 
 
 def wrap(text: str) -> str:
@@ -145,6 +146,24 @@ def measured(parts: Collection[str] = tuple(summary.PARTS)) -> str:
   return summary.page(map(atomic.read_json, paths), parts)
 
 
+def released() -> str:
+  """What the released networks need, and what their rounding changes."""
+  found, split = record.read("released"), 10_000  # test images
+  seconds, flops = found["processor_seconds"], found["flops_per_image"]
+  return wrap(
+    f"With random weights, {found['images']} images of the"
+    f" {found['parameters'] / 1e6:.0f}M network take {seconds:.0f} s of a CPU"
+    f" core, so that the test split takes"
+    f" {seconds / found['images'] * split / 3600:.0f} hours; on a GPU, by"
+    f" estimate, {flops * split / GPU_SPEED / 60:.1f} minutes, at"
+    f" {GPU_SPEED / 1e12:.0f} TFLOP/s in float32. To convert the"
+    f" {found['converted'] / 1e6:.0f}M network takes"
+    f" {found['peak_bytes'] / 2**30:.1f} GiB. On their GPUs, all was in"
+    " float16, the residual stream too: in ours, that changed"
+    f" {abs(found['float16_bits']):.0e} bits/dim.".replace("e-0", "e-")
+  )
+
+
 # By page: its parts between markers, each a text or several.
 PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
@@ -162,6 +181,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "texts": evidence.texts,
     "commands": evidence.commands,
   },
+  "docs/paper.md": {"released": released},
   "docs/speed.md": {
     "efficiency": efficiency,
     "peers": peers,

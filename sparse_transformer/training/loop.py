@@ -132,7 +132,7 @@ def train(
           writer.note(step, "start", **start)
           writer.say(announcements.origin(start))
         run = _Run(experiment, options, stops, checkpoints, writer)
-        state = _steps(run, state)
+        state = _steps(run, state, (start or {}).get("bits"))
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
@@ -143,9 +143,12 @@ def train(
   return state
 
 
-def _steps(run: _Run, state: State) -> State:
-  """Updates, logs, validates and saves, up to the last step or a signal."""
-  experiment, writer, bits = run.experiment, run.writer, None
+def _steps(run: _Run, state: State, bits: float | None) -> State:
+  """Updates, logs, validates and saves, up to the last step or a signal.
+
+  `bits` are those of the first state on validation data, if known.
+  """
+  experiment, writer = run.experiment, run.writer
   config, first = experiment.config, int(state.step)
   lines = processes.decide(lambda: metrics.read(writer.workdir))
   watch = Stopwatch(lines, run.options.limit)

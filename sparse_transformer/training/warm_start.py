@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.data import files
-from sparse_transformer.training.checkpoints import exported, store
+from sparse_transformer.training.checkpoints import exported, released, store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
@@ -32,6 +32,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
       not fit, or have another meaning, and `train.init_partial` is False.
   """
   state, text = experiment.first_state(), experiment.config.train.init_from
+  found: Mapping[str, Any]
   if not text:
     return state, None
   if text.endswith(exported.SUFFIX):
@@ -40,6 +41,11 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     found, config = store.by_name(file.params), file.config
     there = dict(symbols=file.symbols, classes=file.classes)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
+  elif released.TEXT.fullmatch(text):
+    found, about = processes.together(lambda: released.load(text))
+    config, there = experiment.config, {}
+    if config.data.name != released.SOURCE:
+      about.pop("bits", None)  # of other images
   else:
     run, step = _open(text)
     found = run.weights(step, experiment.mesh)

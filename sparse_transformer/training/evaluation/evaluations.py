@@ -90,6 +90,10 @@ def evaluate(
     dtype=config.model.dtype,
     unit=source.unit,
   )
+  plain = dataclasses.replace(request, command="")
+  if plain == Request("validation") and not config.eval.sequences:
+    saved = checkpoints.describe(int(state.step)).get("validation")
+    about |= dict(in_training=saved) if saved else {}
   # By default, GPUs and TPUs round the operands of products in float32.
   precision = jax.default_matmul_precision.value
   if config.model.dtype == "float32":

@@ -1,0 +1,70 @@
+"""Measures networks of the released sizes, with random weights.
+
+python -m benchmarks.released --workdir=RUN --converted=RUN --examples=20
+
+RUN has the 15M network, on images, and `converted` is a run of the 152M one
+that `convert` has just made: of it, the peak of memory counts. The first test
+images are scored as eval.py does, and two of them with the float16 that the
+released code had on GPUs, also between the blocks.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from unittest import mock
+
+import jax
+import numpy as np
+from absl import flags
+
+from benchmarks import record
+from sparse_transformer import cli, model as model_lib
+from sparse_transformer.model import transformer
+from sparse_transformer.training import metrics
+from sparse_transformer.training.experiment import open_run, restore
+from sparse_transformer.training.explanation import costs
+
+BATCH = 2
+
+
+def main(argv: Sequence[str]) -> None:
+  args = flags.FLAGS
+  exact, half = ({"model.dtype": x} for x in ("float32", "float16"))
+  experiment, checkpoints = open_run(args.workdir, exact)
+  params = restore(experiment, checkpoints).ema
+  rows = experiment.source.examples("test")
+  batches = np.stack([rows[i] for i in range(args.examples)])
+  batches = batches.reshape(-1, BATCH, experiment.model.length)
+  jax.block_until_ready(experiment.losses(params, batches[0]))  # compiles
+  began = time.perf_counter(), time.process_time()
+  mean = lambda losses, x: np.asarray(losses(params, x), np.float64).mean()
+  nats = [mean(experiment.losses, x) for x in batches]
+  seconds = time.perf_counter() - began[0]
+  processor = time.process_time() - began[1]
+  plain = transformer.sharding.split_stream
+  rounded = lambda x: plain(x.astype("float16").astype("float32"))
+  with mock.patch.object(transformer.sharding, "split_stream", rounded):
+    error = mean(open_run(args.workdir, half)[0].losses, batches[0]) - nats[0]
+  other = metrics.read(args.converted)[-1]
+  large = open_run(args.converted)[0].model
+  flops = costs.flops_per_token(experiment.model)["total"] / 3  # forward
+  content = record.about("python -m benchmarks.released", sys.argv[1:]) | dict(
+    parameters=model_lib.count_parameters(experiment.model),
+    images=args.examples,
+    seconds=seconds,
+    processor_seconds=processor,
+    flops_per_image=flops * experiment.model.length,
+    bits=float(np.mean(nats) / np.log(2)),
+    float16_bits=float(error / np.log(2)),
+    converted=model_lib.count_parameters(large),
+    peak_bytes=other["peak_bytes"],
+  )
+  record.write(record.path("released"), content)
+  print(content)
+
+
+if __name__ == "__main__":
+  flags.DEFINE_string("workdir", None, "A converted 15M network, on images.")
+  flags.DEFINE_string("converted", None, "A converted 152M network.")
+  flags.DEFINE_integer("examples", 20, "Test images, an even number.")
+  cli.run(main)

@@ -1,0 +1,236 @@
+"""Released weights become runs: golden files of their code, and small ones.
+
+Golden files are beside the repository, if at all: networks with random weights,
+and what the code of Jun et al. 2020 computes with them.
+"""
+
+import hashlib
+import json
+
+import jax
+import numpy as np
+import pytest
+import released as made
+import runs
+from flax import nnx
+
+from sparse_transformer import convert as command, data
+from sparse_transformer.model import block, transformer
+from sparse_transformer.patterns import Local, Strided
+from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.checkpoints import released
+from sparse_transformer.training.experiment import open_run, restore
+
+GOLDEN = runs.REPO.parent / "shared" / "released"
+golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs golden files")
+SCRIPT, CLOSE = "sparse_transformer/convert.py", 1e-5
+
+
+@pytest.fixture(scope="module", autouse=True)
+def images():
+  """Images in files take the place of CIFAR-10."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setitem(data.SOURCES, released.SOURCE, data.SOURCES["images"])
+    yield
+
+
+def convert(folder, arrays, images, preset, *words, **changes):
+  """A run of the arrays of a file; of its images, half are the test split."""
+  np.savez(folder / "weights.npz", **arrays)
+  np.save(folder / "images.npy", images)
+  changes |= {
+    "data.path": folder / "images.npy",
+    "data.fractions": "(0.25, 0.25, 0.5)",
+    "train.batch_size": 2,
+  }
+  given = [f"--config={runs.REPO}/configs/{preset}.py"]
+  given += [f"--config.{name}={x}" for name, x in changes.items()]
+  given += f"--workdir={folder}/run", folder / "weights.npz"
+  assert runs.command(SCRIPT, *given, *words) == 0
+  return folder / "run"
+
+
+def evaluate(workdir, capfd, *words):
+  """What eval.py prints."""
+  capfd.readouterr()
+  assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
+  return json.loads(capfd.readouterr().out)
+
+
+def run_of(name, folder, *words, change=len, **fields):
+  """A run of a golden network on its images, and what it has to give."""
+  with np.load(GOLDEN / f"{name}-io.npz") as file:
+    found = {x.removeprefix("eval/"): file[x] for x in file}
+  with np.load(GOLDEN / f"{name}.npz") as file:
+    change(arrays := dict(file))
+  settings = json.loads(str(found["hyperparams"]))
+  ours = {"num_layers": "n_layer", "num_heads": "n_head", "width": "n_embd"}
+  changes = {f"model.{x}": settings[y] for x, y in ours.items()}
+  if settings["attention_layers"] == "a":
+    changes["attention.pattern"] = "dense"
+  preset = "cifar10_150m" if settings["qk_ratio"] == 1 else "cifar10_15m"
+  images = np.tile(found["tokens"].reshape(2, 32, 32, 3), (2, 1, 1, 1))
+  run = convert(folder, arrays, images, preset, *words, **changes | fields)
+  return run, found
+
+
+def differences(workdir, found):
+  """The largest ones of logits and of losses, in float32."""
+  run = open_run(workdir, {"model.dtype": "float32"})
+  params, tokens_BL = restore(*run).ema, found["tokens"]
+  logits_BLV = jax.jit(run[0].apply)(params, tokens_BL)
+  losses_BL = run[0].losses(params, tokens_BL)
+  errors = logits_BLV[:, found["positions"]] - found["logits"]
+  return abs(errors).max(), abs(losses_BL - found["losses"]).max()
+
+
+@golden
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+  "name", ["half", "epsilon", "full", "rot", "rot-c-tr-js"]
+)
+def test_converted_network_computes_what_theirs_does(name, tmp_path, capfd):
+  workdir, found = run_of(name, tmp_path)
+  assert abs(evaluate(workdir, capfd)["bits_per_dim"] - found["bits"]) < CLOSE
+  assert max(differences(workdir, found)) < CLOSE
+
+
+def swap(arrays):
+  """Tables of rows and columns."""
+  rows, columns = (f"model/pos_emb_{i}/Ema/ema:0" for i in (0, 1))
+  arrays[rows], arrays[columns] = arrays[columns], arrays[rows]
+
+
+def add_row(arrays):
+  """A start vector too many."""
+  table = arrays["model/sos_token/sos_rot/Ema/ema:0"]
+  table[0] += table[1]
+
+
+def norms(others, norm=nnx.LayerNorm):
+  """Norms with other epsilons."""
+  return lambda *args, epsilon, **keywords: norm(
+    *args, epsilon=others.get(epsilon, epsilon), **keywords
+  )
+
+
+MISTAKES = {
+  "raw weights": dict(words=["--weights=params"]),
+  "swapped tables": dict(change=swap),
+  "a row too many": dict(name="rot", change=add_row),
+  "4 heads": dict(fields={"model.num_heads": 4}),
+  "1 head": dict(fields={"model.num_heads": 1}),
+  "cycle": dict(fields={"attention.cycle": "0,1,0,0"}),
+  "stride": dict(fields={"attention.stride": 95}),
+  "window": dict(fields={"attention.window": 95}),
+  "epsilon": dict(name="epsilon", norm=norms({1e-5: 1e-6})),
+  "last epsilon": dict(name="epsilon", norm=norms({1e-6: 1e-5})),
+  "GELU": dict(name="epsilon", activate=jax.nn.gelu),
+}
+
+
+@golden
+@pytest.mark.soak
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_noticed(mistake, tmp_path, monkeypatch):
+  wrong = dict(name="half", words=(), change=len, fields={})
+  wrong |= dict(norm=nnx.LayerNorm, activate=block.activate)
+  wrong |= MISTAKES[mistake]
+  inputs = wrong["name"], tmp_path, *wrong["words"]
+  workdir, found = run_of(*inputs, change=wrong["change"], **wrong["fields"])
+  monkeypatch.setattr(nnx, "LayerNorm", wrong["norm"])
+  monkeypatch.setattr(block, "activate", wrong["activate"])
+  forget = transformer._abstract.cache_clear, jax.clear_caches
+  [clear() for clear in forget]  # networks without the mistake
+  assert min(differences(workdir, found)) > CLOSE
+  [clear() for clear in forget]
+
+
+# Small files.
+
+
+@pytest.fixture(scope="module")
+def converted(images, tmp_path_factory):
+  """(a run, the arrays of its file)."""
+  folder, starts = tmp_path_factory.mktemp("x"), [("sos_rot", 4), ("sos_tr", 2)]
+  small = {"model.width": 16, "model.num_layers": 4, "attention.stride": 24}
+  pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
+  inputs = made.arrays(starts=starts), pixels, "cifar10_15m"
+  return convert(folder, *inputs, **small), inputs[0]
+
+
+def test_averages_alone_are_read_and_are_where_they_belong(
+  converted, monkeypatch
+):
+  workdir, arrays = converted
+  average = lambda name: arrays[f"model/{name}/Ema/ema:0"]
+  state, same = restore(*open_run(workdir)), np.testing.assert_array_equal
+  jax.tree.map(same, state.params, state.ema)
+  blocks = state.ema["blocks"]
+  for i in range(4):
+    same(blocks["key"]["kernel"][i], average(f"h{i}/k_proj/w"))
+    same(blocks["mlp_norm"]["scale"][i], average(f"h{i}/mlp/g"))
+    same(blocks["mlp_out"]["bias"][i], average(f"h{i}/mlp_proj2/b"))
+  same(state.ema["norm"]["bias"], average("final_norm/b"))
+  same(state.ema["position"][2]["embedding"], average("pos_emb_2"))
+  rot, tr = (average(f"sos_token/sos_{x}") for x in ("rot", "tr"))
+  same(state.ema["start"], rot[0] + tr[0])
+  read, get = [], np.lib.npyio.NpzFile.__getitem__
+  spy = lambda self, name: read.append(name) or get(self, name)
+  monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
+  path = workdir.parent / "weights.npz"
+  _, about = released.load(str(path))
+  averages = [x for x in arrays if x.endswith("/Ema/ema:0")]
+  assert sorted(read) == sorted([*averages, "best_val_loss:0"])
+  start = metrics.read(workdir)[0]
+  assert start == {**start, **about} and start["file"] == str(path)
+  assert start["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.soak
+def test_converted_run_is_like_any(converted, tmp_path, capfd):
+  workdir, file = converted[0], tmp_path / "x.safetensors"
+  result = evaluate(workdir, capfd, "--split=validation")
+  assert result["in_training"] == pytest.approx(1.9375 / np.log(2))
+  words = dict(sample="--num=1", explain="--example=0", export=f"--out={file}")
+  for name, word in words.items():
+    script = f"sparse_transformer/{name}.py"
+    assert runs.command(script, f"--workdir={workdir}", word) == 0
+  again, tuned = tmp_path / "again", tmp_path / "tuned"
+  assert runs.command(SCRIPT, file, f"--workdir={again}") == 0
+  same = evaluate(again, capfd, "--split=validation")
+  assert same["bits_per_dim"] == result["bits_per_dim"]
+  assert "in_training" not in same
+  changes = {"train.init_from": str(workdir), "train.steps": 10}
+  changes |= {"optimizer.warmup_steps": 1, "train.log_every": 1}
+  loop.train(open_run(workdir)[0].config.replace(**changes), tuned)
+  nats = [x["nats"] for x in metrics.read(tuned) if x["split"] == "train"]
+  assert len(nats) == 10 and nats[-1] < nats[0]
+
+
+@golden
+@pytest.mark.soak
+@pytest.mark.parametrize("number", range(11))
+def test_presets_have_the_arrays_of_their_code(number, tmp_path):
+  """By its list of names; of full width, with 2 layers."""
+  presets = json.loads((GOLDEN / "names.json").read_text()).values()
+  preset, shape = [*presets][number], (32, 32, 3)
+  settings, depth = preset["hyperparams"], preset["layers"]
+  sizes = dict(width=settings["n_embd"], half=settings["qk_ratio"] == 0.5)
+  arrays = made.arrays(2, shape=shape, starts=preset["conditions"], **sizes)
+  assert {x: ([*y.shape], str(y.dtype)) for x, y in arrays.items()} == {
+    name.replace("*", str(i)): (size, dtype)
+    for name, size, dtype in preset["arrays"]
+    for i in range(2 if "*" in name else 1)
+  }
+  inputs = np.zeros((4, *shape), np.uint8), command.PRESETS[depth]
+  run = convert(tmp_path, arrays, *inputs, **{"model.num_layers": 2})
+  network = open_run(run)[0].model
+  assert network.num_heads == settings["n_head"]
+  kinds = dict(b=Local(96), bT=Strided(96))
+  cycle = settings["attention_layers"].split(",")
+  assert [heads[0] for heads in network.patterns] == [
+    kinds[x] for x in cycle[:2]
+  ]
+  full = command._preset("", {"blocks.key.bias": range(depth)})
+  assert full.model.num_layers == depth

@@ -32,7 +32,6 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
       not fit, or have another meaning, and `train.init_partial` is False.
   """
   state, text = experiment.first_state(), experiment.config.train.init_from
-  found: Mapping[str, Any]
   if not text:
     return state, None
   if text.endswith(exported.SUFFIX):

@@ -34,15 +34,17 @@ def main(argv: Sequence[str]) -> None:
   if path.suffix != ".npz":
     config = config or exported.load(path).config
   else:
-    config = config or _preset(path, released.load(text)[0])
+    config = config or _preset(path, *released.load(text))
     if config.data.name == "cifar10":
       # They were trained on most of its validation images.
       changes["data.name"] = released.SOURCE
   train(config.replace(**changes), args.workdir)
 
 
-def _preset(path, weights):
-  """The config of the released networks with as many layers."""
+def _preset(path, weights, about):
+  """The config of the released networks with as many layers and tables."""
+  from sparse_transformer.training.checkpoints.released import ORDERS
+
   layers = len(weights.get("blocks.key.bias", ()))
   if layers not in PRESETS:
     raise ValueError(
@@ -50,7 +52,8 @@ def _preset(path, weights):
       f" {', '.join(map(str, PRESETS))}; say which config it has by --config"
     )
   preset = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
-  return schema.typed(preset["get_config"]())
+  found = tuple(x for name, x in ORDERS.items() if name in about["starts"])
+  return schema.typed(preset["get_config"]()).replace(**{"data.orders": found})
 
 
 if __name__ == "__main__":

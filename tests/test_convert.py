@@ -19,7 +19,11 @@ from sparse_transformer.model import block, transformer
 from sparse_transformer.patterns import Local, Strided
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.checkpoints import released
-from sparse_transformer.training.experiment import open_run, restore
+from sparse_transformer.training.experiment import (
+  Experiment,
+  open_run,
+  restore,
+)
 
 GOLDEN = runs.REPO.parent / "shared" / "released"
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs golden files")
@@ -93,6 +97,41 @@ def test_converted_network_computes_what_theirs_does(name, tmp_path, capfd):
   workdir, found = run_of(name, tmp_path)
   assert abs(evaluate(workdir, capfd)["bits_per_dim"] - found["bits"]) < CLOSE
   assert max(differences(workdir, found)) < CLOSE
+
+
+@golden
+@pytest.mark.soak
+@pytest.mark.parametrize(
+  "name, orders",
+  [
+    ("rot", ("rotation",)),
+    ("rot-c-tr-js", ("rotation", "colors", "transposition", "jigsaw")),
+  ],
+)
+def test_converted_network_computes_what_theirs_does_in_any_order(
+  name, orders, tmp_path, capfd
+):
+  workdir, found = run_of(name, tmp_path, **{"data.orders": orders})
+  run = open_run(workdir, {"model.dtype": "float32"})
+  params, arrange = restore(*run).ema, run[0].source.orders.arrange
+  apply = jax.jit(run[0].apply)
+  for case in sorted({x.partition("/")[0] for x in found} & {"aug1", "aug2"}):
+    of = lambda x, case=case: found[f"{case}/{x}"]
+    rows_BM = np.stack([*map(arrange, found["tokens"], of("labels"))])
+    np.testing.assert_array_equal(rows_BM[:, :3072], of("tokens"))
+    logits_BLV = apply(params, rows_BM)[:, found["positions"]]
+    assert abs(logits_BLV - of("logits")).max() < CLOSE
+    assert abs(run[0].losses(params, rows_BM) - of("losses")).max() < CLOSE
+  labels = [*zip(orders, found["aug1/labels"][0], strict=True)]
+  words = ",".join(f"{name}={label}" for name, label in labels)
+  bits = evaluate(workdir, capfd, f"--order={words}", "--examples=1")
+  expected = found["aug1/losses"][0].mean() / np.log(2)
+  assert abs(bits["bits_per_dim"] - expected) < CLOSE
+  # Embeddings in the order of the sequence, of a network with this start only.
+  plain = Experiment(run[0].config.replace(**{"data.orders": ()}))
+  params |= dict(start=sum(params["start"][x][label] for x, label in labels))
+  losses_1L = plain.losses(params, found["aug1-fixed/tokens"][:1])
+  assert abs(losses_1L - found["aug1-fixed/losses"][:1]).max() < CLOSE
 
 
 def swap(arrays):
@@ -232,5 +271,5 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   assert [heads[0] for heads in network.patterns] == [
     kinds[x] for x in cycle[:2]
   ]
-  full = command._preset("", {"blocks.key.bias": range(depth)})
+  full = command._preset("", {"blocks.key.bias": range(depth)}, dict(starts=[]))
   assert full.model.num_layers == depth

@@ -41,7 +41,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     there = dict(symbols=file.symbols, classes=file.classes)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   elif released.TEXT.fullmatch(text):
-    found, about = processes.together(lambda: released.load(text))
+    found, about = processes.together(
+      lambda: released.load(text, experiment.config.data.orders)
+    )
     config, there = experiment.config, {}
     if config.data.name != released.SOURCE:
       about.pop("bits", None)  # of other images

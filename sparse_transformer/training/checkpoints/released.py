@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ TEXT = re.compile(r"(.+\.npz)(:params)?")  # a file; its averages, or not
 SOURCE = "cifar10_distaug"  # has their validation images
 LOSS, NO_LOSS = "best_val_loss:0", 99_999  # in nats; before it is known
 STARTS = "sos_token/"
+# Their tables of start vectors, and our orders; of others, only row 0 is used.
+ORDERS = {"sos_rot": "rotation", "sos_c": "colors", "sos_tr": "transposition"}
+ORDERS |= {"sos_rev": "reverse", "sos_js": "jigsaw", "sos_rd": "random:4"}
 NAME = re.compile(
   r"model/(h\d+/|sos_token/)?(.*?)(/[wbg])?(/Ema/ema|/Adam(?:_1)?|):0"
 )
@@ -35,11 +39,14 @@ OURS = {
 }
 
 
-def load(text: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def load(
+  text: str, orders: Collection[str] = ()
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the arrays that a text of the form `TEXT` means, and no others.
 
   Returns:
-    The arrays by their names in our network, for images that are not augmented;
+    The arrays by their names in our network, with the tables of `data.orders`,
+    or for images that are not augmented;
     and as JSON where they are from: `file`, `sha256`, `arrays`, tables of
     `starts`, and `bits`, which the file says of its validation images.
 
@@ -77,7 +84,9 @@ def load(text: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         raise ValueError(f"it lacks {ours} of a layer")
       found[ours] = np.stack(of_layers)
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
-  if starts:  # row 0: of an image as it is. To keep the tables, keep them here.
+  if orders:
+    found |= {f"start.{ORDERS.get(k, k)}": rows for k, rows in starts.items()}
+  elif starts:  # row 0: of an image as it is
     found["start"] = sum(rows[0] for rows in starts.values())
   about: dict[str, Any] = dict(file=text, sha256=digest, starts=[*starts])
   about["arrays"] = f"model/*{kind}:0"

@@ -1,11 +1,7 @@
 """The heads of a cache with one pattern: what is kept, and attention of a step.
 
 A key keeps a slot from its own position until the last query that attends to
-it. A step evaluates the pattern's `mask` on the positions in the slots. If all
-heads have the same few keys, it gathers their slots; otherwise it reads all
-slots. For content-based pairs, all keys and labels are kept, and the mask is
-the bound pattern's. With learned spans, a key is kept as long as the longest
-span reaches.
+it. For content-based pairs, all keys and labels are kept.
 
 Axes: C key heads of a group, each with R of its query heads; S slots and one
 more, which takes keys that nothing reads.
@@ -109,8 +105,7 @@ class Group:
   ) -> "Group":
     """The group with the keys of `positions` in `slots`, integers or arrays.
 
-    The arrays are queries, keys and values [B, L, heads, ...]. Their layer and
-    first position are the place.
+    The place is the layer and first position of q, k and v [B, L, heads, ...].
     """
     layer, start = place
     q_BLHK, *new = arrays

@@ -1,10 +1,4 @@
-"""The contract between `attend` and its executors.
-
-An executor, a module or an object with the methods of `Executor`, runs plans.
-A plan covers one part of a pattern, in the part's own orders of positions, or
-all pairs. Its tables are arrays: constants on the host for a fixed pattern, or
-traced ones.
-"""
+"""The contract between `attend` and its executors, which run plans."""
 
 import dataclasses
 import math

@@ -1,8 +1,4 @@
-"""Decoding position by position, with a key-value cache that fits the patterns.
-
-`cached_group` says which keys are kept, and runs a step of the heads with one
-pattern.
-"""
+"""Decoding step by step, with a key-value cache that fits the patterns."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,9 +1,5 @@
 """Attention step by step: the loop of the executors in plain XLA.
 
-A group of query tiles meets its key tiles in one or more steps, as `Steps`
-says. The forward pass keeps a running softmax of each group; the backward pass
-recomputes the weights against the final log-sum-exp.
-
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
 S].

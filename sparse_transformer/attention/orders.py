@@ -1,9 +1,4 @@
-"""Orders of positions, in which queries and keys are cut into tiles.
-
-The pairs of a pattern may be scattered in natural order, and fill whole tiles
-in another one: the columns of `Strided` are blocks once positions are sorted by
-column. An arrangement brings arrays into such an order, and results back.
-"""
+"""Orders of positions, in which queries and keys are cut into tiles."""
 
 import abc
 import dataclasses

@@ -1,13 +1,8 @@
 """Positions split over devices: who computes which tiles, from which keys.
 
 A sequence is split over S devices in order, each of which holds `own`
-positions. The tiles of queries of a part are dealt out to the devices in slices
-of its own order, and which keys each reads follows from the layout: a `Route`,
-known before a program is traced. Where these are many, devices exchange heads
-for positions if they can: each then has all positions of some heads.
-
-`Exchange` and `OverHeads` are orders of positions, as `orders.Order` is on one
-device. All runs within `jax.shard_map`; `axes` split positions.
+positions. A part is dealt out in slices, or, where a `Route` would be long, by
+heads. All runs within `jax.shard_map`; `axes` split positions.
 """
 
 import dataclasses
@@ -250,11 +245,7 @@ def _positions(order, tiles, tile):
 
 
 def _keys(part, layout, device, num_devices, own):
-  """(positions of keys [devices, places], each tile's column among them).
-
-  A device has the columns of its tiles. Of columns with other devices'
-  positions, it has only the keys that are in a pair.
-  """
+  """(positions of keys [devices, places], each tile's column among them)."""
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
   columns = device * num_cols + layout.cols
@@ -262,6 +253,7 @@ def _keys(part, layout, device, num_devices, own):
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
   is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
+  # Of columns with other devices' positions, only keys that are in a pair.
   is_needed = np.repeat(~is_away[:, None], tile, axis=1)
   is_needed[number[layout.full]] = True
   partial = np.flatnonzero(~layout.full & is_away[number])

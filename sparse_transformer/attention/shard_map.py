@@ -1,9 +1,4 @@
-"""Attention on several devices: within `jax.shard_map`, on any mesh.
-
-A spec says how queries, keys and values are split over the axes of a mesh; or
-their types do, on explicit axes; otherwise it is chosen. Each device then runs
-on its own sequences, positions and heads.
-"""
+"""Attention on several devices: within `jax.shard_map`, on any mesh."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -146,8 +141,7 @@ def _reshard(mesh, inputs, specs):
 
 def _varying_alike(inputs):
   """Makes all arrays vary over the mesh axes that any of them varies over."""
-  # Within `jax.shard_map`, the carry of a loop must vary over all axes of what
-  # is added to it, and a gradient over those of its input.
+  # As the carry of a loop and what is added to it must.
   axes = lambda x: jax.typeof(x).manual_axis_type.varying
   union = frozenset().union(*map(axes, jax.tree.leaves(inputs)))
   return jax.tree.map(

@@ -100,10 +100,7 @@ def verify(
 def run(
   inputs: Any, heads: Any, backend: str, packed: bool, has_lse: bool
 ) -> tuple[jax.Array, ...]:
-  """(out, lse, dq, dk, dv) of `attend`; lse is 0 without keys, or if unknown.
-
-  Inputs are those of `draw`.
-  """
+  """(out, lse, dq, dk, dv) of inputs of `draw`; lse is 0 if -inf or unknown."""
   q, k, v, dout, dlse = inputs
   at_1L = np.arange(q.shape[1])[None] * 2 // q.shape[1]
   segments_BL = at_1L.repeat(len(q), 0) if packed else None

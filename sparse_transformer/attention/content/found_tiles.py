@@ -1,9 +1,7 @@
 """Runs sets of pairs whose tiles are found at run time, in plain XLA.
 
-Tiles of queries are gathered by position, each with all its keys in one step. A
-tile of positions that are `Near` in an order has the tiles before it as keys; a
-tile of queries that have `Chosen` the same block has that block. What goes to
-the same place is added in a fixed order: nothing depends on timing.
+Tiles of queries are gathered by position, each with all its keys in one step.
+What goes to the same place is added in a fixed order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places of all tiles; R places of a query.

@@ -1,9 +1,7 @@
 """Learned spans: the weights of pairs, and execution of parts with spans.
 
-A step has some tiles of queries of a head, each with the tile of keys that is
-`ago` tiles before its own. Steps go back from ago = 0 until the span ends. A
-span is known only at run time: one compiled program takes less time as spans
-shrink. No two sums go to the same place in one step: nothing depends on timing.
+Steps go back from `ago` = 0 until the span ends, which is known only at run
+time: one compiled program takes less time as spans shrink.
 
 In all functions, `patterns` has one pattern per head, and spans_H are their
 spans in positions. Axes: A tiles of queries of a step; V tiles of T positions,
@@ -110,8 +108,7 @@ def span_plans(
 class _Walk(online_softmax.Steps):
   """The steps of a plan, back from each group of tiles of queries of a head.
 
-  Step `ago` has the keys that many tiles back, as far as the span of the head
-  reaches. The groups of a head follow one another.
+  The groups of a head follow one another. Step `ago` has keys that far back.
   """
 
   name = "spanned"

@@ -1,9 +1,7 @@
 """The executors for TPUs and Hopper GPUs, whose kernels copy blocks.
 
-There is a plan for each order of queries. It runs all parts that have this
-order, of all heads, in one launch of each kernel; keys follow each other in all
-the orders that these parts have. See `block_tables`. The kernels have been
-compiled for their devices, but only Pallas' interpreter has run them.
+A plan has all parts, of all heads, with one order of queries; keys follow each
+other in all the orders that these parts have. See `block_tables`.
 """
 
 import abc
@@ -161,10 +159,7 @@ class Mosaic(BlockExecutor):
 
 
 class Hopper(BlockExecutor):
-  """Runs fused kernels on GPUs of compute capability 9, see `hopper_kernels`.
-
-  "auto" does not choose them.
-  """
+  """Runs fused kernels on Hopper GPUs, see `hopper_kernels`."""
 
   PLATFORM, DEVICE, DTYPES = "cuda", "an NVIDIA GPU", ("bfloat16", "float16")
   TILES = 64, 128
@@ -256,10 +251,7 @@ def _orders_of_keys(layouts):
 
 @functools.lru_cache(maxsize=256)
 def _choose_tile(patterns, n, tiles, step, pair):
-  """The tile with which steps and their pairs cost least.
-
-  Larger tiles take fewer steps, but cover more than the pairs.
-  """
+  """The tile with which steps and their pairs cost least."""
 
   def cost(tile):
     num_tiles = sum(

@@ -1,12 +1,8 @@
 """Tables of kernels that copy blocks, for TPUs and for Hopper GPUs.
 
-Pallas' Mosaic copies consecutive places only. So the arrays of a plan are
-arranged in the orders that its tiles are cut from. A block is one tile
-of one head; the blocks of a head follow each other.
-
-There is a step for each tile of an item, one item after another. On a TPU, it
-is a step of the grid, and tables in scalar memory say what it processes. On a
-GPU, each program runs the steps of one item.
+Pallas' Mosaic copies consecutive places only. So arrays are arranged in blocks,
+of one tile of one head each. Each tile of an item is a step: of the grid on a
+TPU, of the item's own program on a GPU.
 """
 
 import dataclasses
@@ -108,11 +104,7 @@ def tables_of(
 def _steps_of(
   lists: Lists, num_mine: int, num_others: int, group: int
 ) -> np.ndarray:
-  """The items, others and codes of all steps: int32 [3, steps].
-
-  `num_mine` and `num_others` are the tiles of a head on each side. An item
-  without tiles also has a step.
-  """
+  """The items, others and codes of steps, at least one an item: [3, steps]."""
   head, tile, first, middle, last, _ = np.asarray(lists.items).T
   blocks = head * num_mine + tile
   # Lists are longest first, for machines that run several items at a time.

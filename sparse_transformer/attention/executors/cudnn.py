@@ -1,9 +1,4 @@
-"""The executor that calls cuDNN's attention, which comes with JAX.
-
-Some patterns are dense once positions are divided into sequences: a column of
-`Strided` and a block of `Block` are causal, and `Local` is a window. Other
-patterns are left to other executors.
-"""
+"""The executor that calls cuDNN's attention, for what `divide` makes dense."""
 
 import dataclasses
 import functools

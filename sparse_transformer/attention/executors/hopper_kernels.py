@@ -1,11 +1,8 @@
 """The fused kernels of the `hopper` executor, in Pallas for Mosaic GPU.
 
-They know nothing of patterns. Each program of the grid processes one item, the
-block of one tile of one head, see `block_tables`. One of its warpgroups, the
-producer, copies tiles of the other side to shared memory in advance, by the
-tensor memory accelerator (TMA). The others, the consumers, compute 64 rows of
-the item each, as in `kernel_math`. Barriers say when a buffer is full, and when
-it is free again.
+One warpgroup of an item's program, the producer, copies tiles of the other side
+to shared memory in advance. The others, the consumers, compute 64 rows of the
+item each. Barriers say when a buffer is full, and when it is free again.
 """
 
 import functools
@@ -296,10 +293,7 @@ def _buffers(mine, others, masks, results):
 
 
 def _buffer(block, stages=()):
-  """Shared memory for each block of an array [B, blocks, ...].
-
-  Matrices are tiled and swizzled as products need them.
-  """
+  """Shared memory for a block, tiled and swizzled as products need it."""
   shape, size = (*stages, *block.shape[2:]), block.dtype.itemsize
   if block.ndim < 4:
     return plgpu.SMEM(shape, block.dtype)

@@ -1,12 +1,8 @@
 """Items: what the fused kernels do, for all heads and parts together.
 
-A kernel runs once for each item. An item is one tile of one head: of queries in
-the forward pass and for dq, of keys for dk and dv. It lists the tiles on the
-other side that share pairs with it, partial ones before full ones. A tile of
-keys lists tiles of all query heads that share its key head. The pairs of
-partial tiles are bits, so that kernels know nothing of patterns.
-
-Parts of a head whose tiles are cut in the same order share an item. Other parts
+An item is one tile of one head: of queries in the forward pass and for dq, of
+keys for dk and dv. A tile of keys lists tiles of all query heads that share its
+key head. Parts whose tiles are cut in the same order share an item. Other parts
 write to different slots, whose results are combined.
 """
 

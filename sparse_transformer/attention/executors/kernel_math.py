@@ -1,11 +1,8 @@
 """The mathematics of the fused kernels, with exponentials to base 2.
 
-GPUs and TPUs compute 2^x in one instruction. Scores to base 2 are products
-times a factor, which a kernel applies where it costs least.
-
-The kernels of GPUs are here: what an `Item` computes, in whichever dialect of
-Pallas. A row of scores is a position of the item, a column one of the other
-side. So scores are transposed where items are tiles of keys.
+GPUs and TPUs compute 2^x in one instruction. The kernels of GPUs are here, in
+whichever dialect of Pallas. A row of scores is a position of the item: scores
+are transposed where items are tiles of keys.
 """
 
 import abc

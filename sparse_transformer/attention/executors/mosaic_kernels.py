@@ -1,12 +1,8 @@
 """The fused kernels of the `mosaic` executor, in Pallas for TPUs.
 
-They know nothing of patterns. Each step of the grid processes one tile of
-pairs, see `block_tables`: the block of an item stays in VMEM from its first
-step to its last, which writes its results.
-
-A block holds a column for each position, so that widths below 128 waste no
-lanes. Scores are [keys, queries]: values per query, such as the log-sum-exp,
-are a row. Only blocks are transposed, never scores.
+The block of an item stays in VMEM from its first step to its last. It holds a
+column for each position, so that widths below 128 waste no lanes. Scores are
+[keys, queries]: values per query are a row. Only blocks are transposed.
 """
 
 import functools
@@ -49,11 +45,7 @@ def _unpack(words):
 
 
 def _step(code, masks, segments, start, body, finish):
-  """Runs a step, `start` and `finish` in the first and last one of an item.
-
-  body(pairs) gets the pairs [keys, queries] of a tile, None for all. Skips
-  tiles whose segments cannot meet.
-  """
+  """Runs a step: body(pairs) unless its segments cannot meet; None for all."""
   of_queries, of_keys = segments
 
   def run(pairs):

@@ -1,9 +1,4 @@
-"""The executor for NVIDIA GPUs: three fused kernels.
-
-One kernel computes the forward pass, one dq, and one dk and dv, each for all
-heads and all parts of the patterns. Each is launched once, or twice where parts
-write to different slots; see `triton_kernels`.
-"""
+"""The executor for NVIDIA GPUs: fused kernels, see `triton_kernels`."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,8 +1,7 @@
 """The fused kernels of the `triton` executor, in Pallas.
 
-They know nothing of patterns: work lists say which tiles each program of the
-grid processes, see `items`. Rows are read and written by position. Nothing
-is accumulated by atomic operations, so that results are deterministic.
+Work lists say which tiles each program of the grid processes, see `items`. Rows
+are read and written by position.
 """
 
 import functools

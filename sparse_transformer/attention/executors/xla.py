@@ -1,8 +1,6 @@
 """The executors in plain XLA: tiles of queries meet tiles of keys in a loop.
 
-A tile of queries, or a group of several, meets its tiles of keys in one or more
-steps, with an online softmax. On CPUs, the scores of a step stay in cache; on
-accelerators, steps are large, so that there are few.
+On CPUs, the scores of a step stay in cache; on accelerators, steps are large.
 
 Axes: A tiles of queries in a group; C tiles of keys that each meets in a step.
 The R query heads of a key head are further rows of its tiles, so that keys are

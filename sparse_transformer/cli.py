@@ -20,7 +20,6 @@ from sparse_transformer import version
 
 
 def _program() -> str:
-  """The name of the command, as errors begin with it."""
   path = pathlib.Path(sys.argv[0])
   return path.parent.name if path.stem == "__main__" else path.name
 
@@ -178,7 +177,6 @@ def _parse(parse, takes_words, argv):
 
 
 def _call(function, argv):
-  """Calls function(argv); signals and expected errors end the process."""
   # No command opens a window, as the backend of a notebook would.
   os.environ["MPLBACKEND"] = "agg"
   # Orbax logs every step it takes, and ml_collections what raises soon.

@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _preset(path, weights, about):
-  """The config of the released networks with as many layers and tables."""
   from sparse_transformer.training.checkpoints.released import ORDERS
 
   layers = len(weights.get("blocks.key.bias", ()))

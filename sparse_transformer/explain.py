@@ -48,7 +48,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_together(args):
-  """Checks that no flag lacks another one that it requires."""
   has_example, has_target = args.example is not None, args.target is not None
   for name, needed, is_given in (
     ("part", "--target", has_target),

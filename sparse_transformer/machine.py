@@ -60,12 +60,10 @@ def peak_memory() -> int:
 
 
 def _device():
-  """(a local JAX device, what it says about its memory)."""
   device = jax.local_devices()[0]
   return device, device.memory_stats() or {}
 
 
 def _read(name: str) -> str:
-  """The text of a file of /proc; empty where there is none."""
   path = pathlib.Path("/proc") / name
   return path.read_text() if path.exists() else ""

@@ -43,7 +43,6 @@ def _processor():
 
 
 def _prune(root):
-  """Deletes the oldest programs of all that are too many bytes."""
   files = [(x.stat(), x) for x in root.glob("*/*")]
   total = 0
   for info, path in sorted(files, key=lambda x: x[0].st_mtime, reverse=True):

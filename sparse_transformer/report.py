@@ -124,7 +124,6 @@ def _accuracy(values):
 
 
 def _changes(workdir):
-  """The fields that `--allow_changes` has changed, from which step on."""
   rows = [
     (f"{step:,}", name, *map(repr, values))
     for step, changes in config_lib.read_changes(workdir)
@@ -176,7 +175,6 @@ def _curves(experiment, lines):
 
 
 def _heads(workdir):
-  """What `explain --example` has drawn."""
   paths = list((workdir / "attention").glob("layer_*.png"))
   paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
   return "\n".join(_wide(_picture(path)) for path in paths)
@@ -195,7 +193,6 @@ def _samples(workdir):
 
 
 def _config(config):
-  """The fields that differ from the defaults; all others, folded."""
   defaults = schema.flatten(schema.Config())
   fields = schema.flatten(config).items()
   rows = [(x, repr(y), repr(defaults[x])) for x, y in fields]
@@ -204,9 +201,6 @@ def _config(config):
   table = _table(("field", "value", "default"), changed)
   folded = f"<summary>Fields with their defaults</summary>{others}"
   return f"{table}<details>{folded}</details>"
-
-
-# Parts of the page.
 
 
 def _origin(path):
@@ -221,7 +215,6 @@ def _text(text):
 
 
 def _table(titles, rows):
-  """A table in a box that scrolls, below titles, if there are any."""
   lines = [
     "<tr>" + "".join(f"<{x}>{html.escape(str(cell))}</{x}>" for cell in cells)
     for x, cells in (("th", titles), *(("td", row) for row in rows))
@@ -234,7 +227,6 @@ def _wide(part):
 
 
 def _picture(path):
-  """A PNG file; nothing if there is none."""
   if not path.exists():
     return ""
   atomic.size(path)  # which a pipe does not have

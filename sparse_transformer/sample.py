@@ -86,7 +86,6 @@ def _prompts(source, num, given, text, labels):
 
 
 def _read_prompt(source, text):
-  """The symbols of a text or @FILE, at most as many as a sequence has."""
   if not isinstance(source, data.Stream):
     raise ValueError(
       "--prompt is for text, tokens, bases and sound; to complete real images,"

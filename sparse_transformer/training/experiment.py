@@ -1,7 +1,4 @@
-"""The objects that a config describes: data source, network, optimizer.
-
-`open_run` and `restore` make them of the workdir of a run.
-"""
+"""The objects that a config describes: data source, network, optimizer."""
 
 import dataclasses
 import functools
@@ -50,8 +47,6 @@ class Experiment:
   def __post_init__(self) -> None:
     object.__setattr__(self, "config", schema.typed(self.config))
 
-  # Data.
-
   @functools.cached_property
   def source(self) -> data.Source:
     labels = self.config.model.task == "classify"
@@ -85,8 +80,6 @@ class Experiment:
       dtype or np.min_scalar_type(self.model.vocab_size - 1),
       sharding=self.batch_sharding,
     )
-
-  # The network, and its patterns by step.
 
   @functools.cached_property
   def model(self) -> model_lib.Config:
@@ -133,8 +126,6 @@ class Experiment:
     for case in costs.attention_cases(self.config, self.model):
       registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
-
-  # The training state, and its update.
 
   @functools.cached_property
   def optimizer(self) -> optax.GradientTransformation:
@@ -192,8 +183,6 @@ class Experiment:
       needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
       machine.check_free("a training step", needed)
     return program
-
-  # The devices.
 
   @functools.cached_property
   def mesh(self) -> Mesh:

@@ -56,11 +56,7 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
 
 
 def _verdicts(cases):
-  """(executor, file of the verdict, faults) of layers, up to one with faults.
-
-  Faults are None before a check. Plain XLA is checked where it replaces a
-  kernel.
-  """
+  """(executor, file of the verdict, its faults or None before a check)."""
   for case in cases():
     name = registry.resolve("auto", case)
     if name in registry.PLAIN and not registry.AVOIDED:
@@ -111,7 +107,6 @@ def _send(pipe, cases):
 
 
 def _kept(path, faults):
-  """The faults, which a file keeps."""
   with contextlib.suppress(OSError):  # it will be checked again
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_json(path, faults)

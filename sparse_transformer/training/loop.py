@@ -71,8 +71,6 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """What the parts of a run share while it trains."""
-
   experiment: Experiment
   options: Options
   stops: processes.Stops
@@ -98,7 +96,7 @@ def train(
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir, options = pathlib.Path(workdir), Options(**settings)
   with processes.Stops() as stops:
-    # -- What is trained. Errors leave no workdir.
+    # Errors leave no workdir.
     checked = lambda: kernel_check.avoid_wrong(Experiment(config))
     experiment = processes.together(checked)
     config = experiment.config
@@ -113,8 +111,6 @@ def train(
     if config.train.init_from and not saved:
       warm_start.first_state(experiment)  # raises before anything is compiled
     _compile(experiment, workdir, options.limit, max(saved, default=0))
-
-    # -- Its state and its files, its steps, its end.
     with (
       workdir_lib.hold(workdir),
       _checkpoints(experiment, workdir, free) as checkpoints,
@@ -144,10 +140,7 @@ def train(
 
 
 def _steps(run: _Run, state: State, bits: float | None) -> State:
-  """Updates, logs, validates and saves, up to the last step or a signal.
-
-  `bits` are those of the first state on validation data, if known.
-  """
+  """Trains from a state, with these bits on validation data, if known."""
   experiment, writer = run.experiment, run.writer
   config, first = experiment.config, int(state.step)
   lines = processes.decide(lambda: metrics.read(writer.workdir))
@@ -211,7 +204,6 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
 
 
 def _is_due(step, every, is_last):
-  """Whether periodic work is due; it always is after the last step."""
   return is_last or (every > 0 and step % every == 0)
 
 
@@ -233,7 +225,6 @@ def check(experiment: Experiment) -> None:
 
 
 def _compile(experiment, workdir, limit, step):
-  """Says what will run from a step on, and compiles it."""
   processes.decide(lambda: announcements.introduce(experiment, workdir, limit))
   if step >= experiment.config.train.steps:
     return
@@ -260,7 +251,6 @@ def _checkpoints(experiment, workdir, free):
 
 
 def _check_step(config, workdir, step, changes):
-  """Raises ValueError if the run in a workdir cannot go on as it should."""
   if config.train.steps < step:
     raise ValueError(
       f"train.steps={config.train.steps} must be at least {step}, the step"

@@ -168,10 +168,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, incomplete lines, and the run's end.
-
-  At step 0, also its start, which is noted again.
-  """
+  """Drops incomplete lines, and those that are noted again after a step."""
   kept = read(path.parent) if path.exists() else []
   again = {"end"} if step else {"end", "start"}
   kept = [x for x in kept if x["step"] <= step and x["split"] not in again]
@@ -219,7 +216,6 @@ class Monitor:
         return self._nonfinite(step, name, values[name])
 
   def _nonfinite(self, step: int, name: str, value: float) -> None:
-    """Notes a step that was skipped, or ends the run."""
     examples, reason = self._numbers[step - 1].tolist(), ""
     bad, most = dict(metric=name, value=str(value)), MAX_SKIPPED
     if self._settings.nonfinite == "skip":

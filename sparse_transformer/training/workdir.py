@@ -48,7 +48,6 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def _lock(path, stack):
-  """Locks the file until the stack is closed, and writes who holds it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(atomic.appending(path))
   file.seek(0)

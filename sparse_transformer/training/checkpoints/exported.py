@@ -1,7 +1,4 @@
-"""Weights in one file that other programs can read: .safetensors.
-
-docs/export.md says what is in a file, which suffices to make the network.
-"""
+"""Weights in one file that other programs can read: docs/export.md."""
 
 import json
 import math

@@ -187,7 +187,6 @@ class Checkpoints:
     return self._folder / str(step)
 
   def _bits(self) -> dict[int, float]:
-    """The bits on validation data of each saved step that was validated."""
     found: Any = {x: self.describe(x).get("validation") for x in self.steps()}
     if found.keys() != {*self.steps()}:  # a run has just deleted some
       return self._bits()
@@ -349,7 +348,6 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def _damage(path: pathlib.Path) -> str | None:
-  """What is wrong with the files of a checkpoint; None if they are intact."""
   try:
     listed = {ABOUT: None, **atomic.read_json(path / FILES)}
     wrong = [
@@ -365,7 +363,6 @@ def _damage(path: pathlib.Path) -> str | None:
 
 
 def _load(path: pathlib.Path, like: State) -> State:
-  """The state, shaped and split as `like`."""
   found = _read(path, processes.together(lambda: _expected(path, like)))
   if (step := int(found["step"])) != int(path.name):
     raise ValueError(f"checkpoint {path} is of step {step}; rename it")
@@ -373,7 +370,6 @@ def _load(path: pathlib.Path, like: State) -> State:
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """The shapes, dtypes and shardings of the arrays to read."""
   found, tree = dict(_shapes(path)), _as_tree(like)
   if not found.keys() & tree.keys() & {"loss_scale"}:
     for x in (found, tree):  # evaluation may use another dtype than training
@@ -410,7 +406,6 @@ def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reader(path: pathlib.Path) -> Iterator[ocp.Checkpointer]:
-  """Orbax; raises ValueError if it cannot read a checkpoint."""
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
       yield orbax

@@ -1,8 +1,4 @@
-"""Evaluations of a run in bits per dim, and their files in its workdir.
-
-Each is `evaluations/NAME.json`: what is scored, the scores, and the bits at
-each position; beside it is a picture of these.
-"""
+"""Evaluations of a run in bits per dim: `evaluations/NAME.json`, and .png."""
 
 import dataclasses
 import functools
@@ -77,7 +73,6 @@ def evaluate(
   windows, step = request.windows(source), int(state.step)
   asked = dict(examples=request.examples, order=",".join(request.order) or None)
   partly = {name: x for name, x in asked.items() if x is not None}
-  # The error is over images or labels, or over blocks of symbols.
   block = scoring.BLOCK if isinstance(source, data.Stream) else None
   tally = scoring.Tally(len(windows[0][1]), block)
   about: Result = dict(
@@ -146,7 +141,6 @@ def sentence(result: Result, source: data.Source) -> str:
 
 
 def _details(source, split, tally):
-  """What the data add to a score: by channel, per byte, the optimum."""
   match source:
     case data.Images(optimum=float(optimum)):
       return dict(optimum=optimum)
@@ -180,7 +174,6 @@ def _overrides(experiment, checkpoints, step):
 
 
 def _save(experiment, checkpoints, result, bits_L):
-  """Writes a result, with the bits at each position, and a picture of it."""
   config, source = experiment.config.to_dict(), experiment.source
   more = dict(
     config={name: config[name] for name in ("data", "model", "attention")},

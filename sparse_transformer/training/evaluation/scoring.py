@@ -144,7 +144,6 @@ def bits_per_dim(
       check_stop()
       num = min(batch_size, len(windows) - start)
       tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
-      # Kernels need the mesh in context.
       with jax.set_mesh(cast(Mesh, sharding.mesh)):
         nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
       found = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)

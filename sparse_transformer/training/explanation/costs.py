@@ -1,8 +1,4 @@
-"""What a step costs: FLOPs, bytes of the training state, utilization.
-
-They follow from the sizes of the network and the number of pairs in its
-patterns. How much memory activations take, only the compiler knows.
-"""
+"""What a step costs: FLOPs, bytes of the training state, utilization."""
 
 import collections
 import functools
@@ -80,7 +76,6 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
 
 def _weight_flops(model: model_lib.Config) -> int:
-  """FLOPs of a token's products with weights, in a forward pass."""
   width, inner = model.width, model.mlp_width
   keys = model.num_key_heads * sum(model.widths)
   attention = width * (model.qk_width + keys + width)

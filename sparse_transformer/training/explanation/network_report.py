@@ -1,7 +1,4 @@
-"""What `explain` says about a config: costs, and what positions see.
-
-It reads no data and allocates no network, so it takes seconds at any size.
-"""
+"""What `explain` says about a config: costs, and what positions see."""
 
 import collections
 import dataclasses
@@ -90,11 +87,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
   )
 
 
-# Attention.
-
-
 def _attention(config, model):
-  """The costs of each distinct pattern in each group of equal layers."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
@@ -110,7 +103,6 @@ def _attention(config, model):
 
 
 def _choice(config, model, device):
-  """What would run attention on a device, or why nothing can."""
   with platforms.targeting(*device):
     try:
       cases = costs.attention_cases(config, model)
@@ -171,9 +163,6 @@ def _cache_bytes(model, rows):
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 
-# Tables.
-
-
 COLUMNS = (
   *("pattern", "layers", "heads", "pairs", "keys: mean", "max"),
   *("executor", "tile", "computed / needed", "cached keys"),
@@ -207,7 +196,6 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
-  """A row for each pattern, and for all of them together."""
   n, all_pairs, all_computed, lanes = report.network["length"], 0, 0, 0
   of = report.network
   for row in report.attention:
@@ -228,7 +216,6 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
 
 
 def _amounts(pairs, computed, queries):
-  """The texts of pairs, keys per query, and computed pairs per needed one."""
   ratio = computed / max(1, pairs)
   return f"{pairs:,}", f"{pairs / queries:,.1f}", f"{ratio:.2f}"
 
@@ -254,7 +241,6 @@ def _everything(layers):
 
 
 def _sum_rows(report):
-  """(name, value, description) rows on a step and decoding."""
   devices = math.prod(report.mesh.values())
   along = ", ".join(f"{x}={y}" for x, y in report.mesh.items() if y > 1)
   of_one = f"per device of {devices} ({along})" if along else "per device"

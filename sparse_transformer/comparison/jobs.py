@@ -1,8 +1,4 @@
-"""Commands in processes: one after the other, or several at the same time.
-
-Several at once have equal shares of the cores of a CPU, or of the GPUs. They
-end when this process does, however it ends.
-"""
+"""Commands in processes, which end when this one does, however it ends."""
 
 import contextlib
 import os
@@ -116,9 +112,8 @@ def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
       for process in running:
         process.wait()
   if signals.name:
-    places = " and ".join(
-      f"the run in {x.workdir}" for x, _ in running.values()
-    )
+    runs = (f"the run in {x.workdir}" for x, _ in running.values())
+    places = " and ".join(runs)
     raise Stopped(
       f"{signals.name} in {places or 'no run'}; what it has saved is kept; run"
       " the same command to resume"

@@ -77,7 +77,6 @@ def check_runs(plan: Comparison) -> list[dict]:
 def _distinct(plan: Comparison) -> list[Trial]:
   """Runs that differ in more than their seed."""
   pairs = itertools.product(plan.choices, plan.candidates or [""])
-  final = [
-    Trial(plan, *pair, plan.seeds[-1] + bool(plan.tuned)) for pair in pairs
-  ]
+  seed = plan.seeds[-1] + bool(plan.tuned)
+  final = [Trial(plan, *pair, seed) for pair in pairs]
   return final + plan.tuning * bool(plan.tune_budget)

@@ -1,7 +1,4 @@
-"""The record of a comparison, and what it shows: tables and a figure.
-
-docs/compare.md says what comparison.json has.
-"""
+"""The record of a comparison, see docs/compare.md; its tables and figure."""
 
 import json
 import math
@@ -141,9 +138,6 @@ def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
     x = np.array([last])
   bits = np.stack([np.interp(x, *curve) for curve in curves])
   return x, bits.mean(0), bits.min(0), bits.max(0)
-
-
-# Tables and the figure.
 
 
 def ranking(record: Record) -> Table:

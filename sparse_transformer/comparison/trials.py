@@ -1,8 +1,4 @@
-"""The runs of a comparison, as processes and as folders.
-
-A run is `train.py`, then `eval.py`, and its result is what these have written
-into its folder: config.json, metrics.jsonl and evaluations/*.json.
-"""
+"""The runs of a comparison: `train.py`, then `eval.py`, and their folders."""
 
 import contextlib
 import math

@@ -1,8 +1,4 @@
-"""CIFAR-10, as tensorflow-datasets prepares it, read without TensorFlow.
-
-It must be in the array_record format: any other needs TensorFlow or, like
-parquet in tensorflow-datasets 4.9.10, silently loses records.
-"""
+"""CIFAR-10, as tensorflow-datasets prepares it, read without TensorFlow."""
 
 import functools
 import io
@@ -89,6 +85,7 @@ def newest(data_dir: str) -> pathlib.Path:
   folder = root(data_dir)
   for name in ("cifar10", "cifar10_bytes"):
     # A version starts with a digit, an unfinished one with "incomplete.".
+    # Other formats need TensorFlow or, like parquet, silently lose records.
     paths = (folder / name).glob("[0-9]*/*.array_record-*")
     versions = {path.parent.name for path in paths}
     if versions := {*filter(Version.is_valid, versions)}:

@@ -249,9 +249,8 @@ class Tokens(Codec):
     if not path.exists():
       return None
     table, size = files.map_array(path), self.vocab_size
-    if (
-      table.dtype.kind not in "iu" or table.shape != (size,) or table.min() < 0
-    ):
+    is_table = table.dtype.kind in "iu" and table.shape == (size,)
+    if not is_table or table.min() < 0:
       raise ValueError(
         f"{path} holds {table.dtype} {table.shape}; it must have an integer at"
         f" least 0 for each token, data.vocab_size={size}"

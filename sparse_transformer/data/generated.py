@@ -63,10 +63,7 @@ def recall(config: ConfigDict) -> Images:
 
 
 def _make(config, vocab_size, bits, generate):
-  """A source of gray images, in each of which the best predictor loses `bits`.
-
-  generate(random state, number) draws sequences: uint8 [number, length].
-  """
+  """A source of gray images, of which the best predictor loses `bits` each."""
   n, columns = config.length, config.columns
   if n % columns:
     raise ValueError(

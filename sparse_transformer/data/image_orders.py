@@ -1,8 +1,4 @@
-"""Orders in which images are generated: permutations, chosen by labels.
-
-A network learns permuted images together, and is told the labels. Source: Jun
-et al. 2020, whose labels these are.
-"""
+"""Orders in which images are generated, chosen by labels: Jun et al. 2020."""
 
 import dataclasses
 import functools

@@ -76,9 +76,7 @@ def example(
   )
 
 
-def _append(
-  symbols: list[int], most: int, draw: Callable[[], float], depth: int
-) -> int:
+def _append(symbols, most, draw, depth):
   """Appends a random expression to the symbols, and returns its value."""
   if len(symbols) > most:
     return 0  # all is drawn again

@@ -1,8 +1,4 @@
-"""The kinds of sources, images, streams and sequences with labels; their names.
-
-A source knows its vocabulary and its geometry without the data, which it loads
-when a split is first used.
-"""
+"""Kinds of sources, which load data when a split is first used; their names."""
 
 import dataclasses
 import itertools

@@ -1,12 +1,10 @@
 """A mixture of experts: each position passes through the few MLPs it chooses.
 
-Every choice is computed, so what a position gets depends on that position
-alone, and not on later positions or other sequences.
+Every choice is computed, so what a position gets depends on that one alone.
 
 S = positions of all sequences, K = choices of each, E = experts, D and F =
-widths outside and inside of them. Choices are grouped by expert in V tiles of T
-places, see `attention.content.grouping`. Tiles are computed one after the
-other, which also fixes the order in which the gradients of weights are summed.
+widths outside and inside of them. V tiles of T places hold choices by expert,
+and run in turn, which fixes the order in which gradients are summed.
 """
 
 import functools

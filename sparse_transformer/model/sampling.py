@@ -1,9 +1,8 @@
 """Samples sequences from a trained network, position by position.
 
-`Cached` predicts with a key-value cache; `Recompute`, the plainest correct way,
-runs a pass over the entire sequence for each position. `prefill` makes the
-state after a prompt, which may be empty; `step` returns the logits_BV of
-position t and the next state, from the symbols at t - 1, ignored at t = 0.
+`prefill` of a decoder makes the state after a prompt, which may be empty;
+`step` returns the logits_BV of position t and the next state, from the symbols
+at t - 1, ignored at t = 0.
 """
 
 import dataclasses
@@ -97,7 +96,6 @@ class Cached:
   def step(
     self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Caches]:
-
     def attend(caches, layer, index, *inputs, **keywords):
       q_BHK, k_BGK, v_BGE = (x[:, 0] for x in inputs)
       keywords |= dict(layer=index)
@@ -182,10 +180,9 @@ def sample(
       f" {length}; shorten it"
     )
   check_stop()  # compilation may take minutes
+  chunks = _chunks(decoder, sampler, params, prompts, length, seed)
   with progress("position", length, prompts.shape[1]) as advance:
-    for new_BC, took in _chunks(
-      decoder, sampler, params, prompts, length, seed
-    ):
+    for new_BC, took in chunks:
       tokens.append(new_BC)
       seconds += took
       left -= new_BC.shape[1]

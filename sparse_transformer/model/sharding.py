@@ -1,11 +1,9 @@
 """The rules for splitting arrays over a mesh of devices, all in this file.
 
-`data` and `fsdp` split sequences. `fsdp` also splits the weights, which are
-gathered layer by layer as they are used, and what the optimizer keeps for them.
-`sequence` splits positions. `tensor` splits heads, and the inner widths of MLPs
-and of all experts, so that devices have equal work wherever positions are sent.
-Vectors and embeddings are whole on every device: they are small, and embeddings
-that are split by width make the compiler move activations.
+`data` and `fsdp` split sequences, and `fsdp` also weights and what the
+optimizer keeps for them. `sequence` splits positions, `tensor` heads and the
+inner widths of MLPs and of all experts. Vectors and embeddings are whole on
+every device: embeddings split by width make the compiler move activations.
 """
 
 from typing import Any

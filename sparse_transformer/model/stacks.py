@@ -1,8 +1,4 @@
-"""Layers as stacks: parameters of blocks with a leading axis of layers.
-
-A scan runs over the periods of patterns and blocks, so that the compiled
-program does not grow with depth; the layers after the last period follow.
-"""
+"""Layers as stacks: parameters of blocks with a leading axis of layers."""
 
 from collections.abc import Callable
 from typing import Any

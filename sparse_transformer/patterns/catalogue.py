@@ -1,7 +1,4 @@
-"""The catalogue of patterns: one class each, with its examples.
-
-They are causal by default; `causal=False` gives the bidirectional form.
-"""
+"""The catalogue of patterns: one class each, with its examples."""
 
 import dataclasses
 import functools
@@ -254,16 +251,12 @@ class LogSparse(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class _PowerGaps(Pattern):
-  """The keys at distances first, 2 first, 4 first, ... of at least `window`.
-
-  `COUNT` of them: in the order of residues modulo `first` they are at most 32
-  positions apart, so that a query tile of 64 needs two key tiles.
-  """
+  """The keys at distances first, 2 first, 4 first, ... of at least `window`."""
 
   first: int
   window: int
 
-  COUNT = 6
+  COUNT = 6  # in these orders at most 32 apart: a tile of 64 needs two of keys
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     distances = [self.first << i for i in range(self.COUNT)]

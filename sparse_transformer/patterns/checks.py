@@ -1,7 +1,4 @@
-"""Checks that a pattern is well defined, as layouts and executors require.
-
-A pattern that breaks one of these rules would silently give wrong results.
-"""
+"""Checks that a pattern is well defined, or it would give wrong results."""
 
 import functools
 import operator

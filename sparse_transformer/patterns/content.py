@@ -1,14 +1,8 @@
 """Content-based patterns: a query's keys are found at run time.
 
-Such a pattern gives each position of each head a few integer labels, and turns
-them into sets of pairs: positions that are `Near` in an order, and blocks of
-keys that are `Chosen`. These are also patterns: their `mask` is the definition,
-and | & - keep their meaning. A `Spanned` pattern has no labels: its pairs have
-weights, which fall with their distance, as far as each head's span says.
-
-All are causal in the strict sense: which keys a query has depends only on
-queries and keys up to its own position. A gradient cannot show this, since a
-choice has none; changing the later positions does.
+A pattern gives each position of each head integer labels, and turns them into
+sets of pairs, `Near` or `Chosen`, which are also patterns. All are causal in
+the strict sense: which keys a query has depends on nothing after it.
 
 Axes: B batch, H heads, L positions, K width of queries and keys, C chosen
 blocks, D directions, R rounds.
@@ -157,11 +151,7 @@ class Spanned(Content):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Bound(Pattern):
-  """A set of pairs that is found at run time; it equals only itself.
-
-  In its mask, positions of 4 or more axes have the batch and the heads first;
-  others are the same for all heads.
-  """
+  """A set found at run time; positions of 4 axes have batch and heads first."""
 
   __eq__ = object.__eq__
   __hash__ = object.__hash__
@@ -469,11 +459,7 @@ def _products(spec, x, y):
 
 
 def _sort(labels_BHL, window, segments_BL):
-  """(positions by label, coordinates, which are first of it): [B, H, L] each.
-
-  Coordinates increase in the order of positions by label: by 1 within a label,
-  and by more than `window` to the next. In segments, labels are not the same.
-  """
+  """(positions by label, coordinates, which are first): [B, H, L] each."""
   n = labels_BHL.shape[-1]
   i = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), labels_BHL.shape)
   if segments_BL is None:
@@ -490,4 +476,5 @@ def _sort(labels_BHL, window, segments_BL):
   is_first = jnp.take_along_axis(label != before, places, -1)
   if segments_BL is not None:
     labels_BHL = jnp.take_along_axis(label, places, -1)
+  # They increase by 1 within a label, and by more than `window` to the next.
   return order, places + labels_BHL * (window + 1), is_first

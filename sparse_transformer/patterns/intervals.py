@@ -1,10 +1,8 @@
 """Interval arithmetic: the mask of a pattern, evaluated on whole tiles.
 
-A mask uses integer operators only, so it also runs on the values of this
-module, which stand for a position somewhere in a tile. The result says, for
-each pair of a query tile and a key tile, whether some pair of positions may
-be in the pattern and whether all of them must be. Both answers are
-conservative.
+A mask also runs on the values of this module, which stand for a position
+somewhere in a tile. The result says, conservatively, for each pair of tiles
+whether some pair of positions may be in the pattern and whether all must be.
 
 >>> pairs = TilePairs(4, rows=np.array([0, 1]), cols=np.array([1, 0]))
 >>> q, k = pairs.query(np.arange(8)), pairs.key(np.arange(8))

@@ -1,8 +1,4 @@
-"""The compilers' environments, processes that compile in them, their reports.
-
-A compiler must match its version of JAX, so each has an environment of its own,
-which `make targets` makes.
-"""
+"""Compilers in environments of their own, since each needs its own JAX."""
 
 import json
 import os

@@ -1,7 +1,4 @@
-"""The devices to compile for, and their names, such as "h100:1x1x8".
-
-TPUs are known to their compiler; a GPU is a row of gpus.csv, for gpu.txtpb.
-"""
+"""The devices to compile for, and their names, such as "h100:1x1x8"."""
 
 import csv
 import dataclasses

@@ -1,7 +1,6 @@
 """Reads a compiled program: its launches and collectives.
 
-One execution of an optimized HLO module launches each instruction of its entry
-computation once, and each in a loop's body as often as the loop runs. Of the
+An instruction in a loop's body is launched as often as the loop runs. Of the
 branches of a conditional, the one with the most launches is counted.
 """
 

@@ -1,8 +1,4 @@
-"""Compiles a program for a target; runs in the environment of its compiler.
-
-Reads a request, JSON, from standard input. Writes answer.json into the folder
-that it names: {"result": ...} or {"error": ...}. Prints progress.
-"""
+"""Compiles what standard input requests; runs in a compiler's environment."""
 
 import dataclasses
 import functools

@@ -75,10 +75,8 @@ def _faults(q: Any, k: Any, v: Any, is_slice: bool) -> Iterator[str]:
     yield "only the batch may be symbolic"
   if not all((*q.shape, *v.shape)):
     yield "q, k, v must not be empty"
-  if k.shape[:-1] != v.shape[:-1] or [*k.shape[:-3], k.shape[-1]] != [
-    *batch,
-    width,
-  ]:
+  of_keys = [*k.shape[:-3], k.shape[-1]]
+  if k.shape[:-1] != v.shape[:-1] or of_keys != [*batch, width]:
     yield (
       "q and k must have the same shape but for heads, and v may differ from k"
       " in width only"

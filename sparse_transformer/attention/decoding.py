@@ -214,12 +214,8 @@ def _known(count):
 
 def _check(cache, layer, directions, arrays, count=()):
   (layers, batch, *_, width), v = cache.groups[0].k.shape, cache.groups[0].v
-  num_heads, num_key_heads = len(cache.patterns), cache.num_key_heads
-  shapes = (
-    (num_heads, width),
-    (num_key_heads, width),
-    (num_key_heads, v.shape[-1]),
-  )
+  num_heads, of_keys = len(cache.patterns), cache.num_key_heads
+  shapes = (num_heads, width), (of_keys, width), (of_keys, v.shape[-1])
   is_optional = count and not any(group.labels for group in cache.groups)
   for name, shape, x in zip("qkv", shapes, arrays, strict=True):
     if name == "q" and x is None and is_optional:

@@ -1,8 +1,7 @@
 """Attention step by step: the loop of the executors in plain XLA.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
-and H (heads), in any order: queries are [A, B, H, T, K], scores [A, B, H, T,
-S].
+and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
 
 A running softmax is a triple (out, max, sum): the weighted sum of values
 [A, B, H, T, E], and the maximum of the scores and the sum of exp(score - max)
@@ -262,10 +261,7 @@ def _log_sum(max_, sum_):
 
 
 def merge(*results: Softmax) -> Softmax:
-  """(out [..., E], lse [...]) over all keys, from results over disjoint keys.
-
-  Exact, as long as no pair is counted twice.
-  """
+  """(out [..., E], lse [...]) over all keys, from those over disjoint sets."""
   if len(results) == 1:
     return results[0]
   outs, lses = zip(*results, strict=True)
@@ -320,8 +316,7 @@ def _dot(spec, a, b):
 def _scale(q, scores):
   """The factor of the queries: the scores', or 1 if it would round them.
 
-  In 16 bits, queries are scaled by powers of 2 exactly; by others, such as
-  1 / sqrt(32), the log-sum-exp would be off by 0.005.
+  With queries scaled by 1 / sqrt(32) in 16 bits, lse would be off by 0.005.
   """
   is_narrow = q.dtype.itemsize == 2
   return np.asarray(1 if is_narrow else scores.factor(q.shape[-1]), q.dtype)

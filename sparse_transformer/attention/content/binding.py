@@ -1,8 +1,7 @@
 """The pairs of content-based patterns, for given arrays.
 
-Heads with the same pattern are bound together. A pattern decides the integer
-labels of positions; they are named, so that rematerialization can keep them
-instead of deciding again, perhaps differently.
+Labels of positions are named, so that rematerialization can keep them instead
+of deciding again, perhaps differently.
 
 In all functions, `patterns` has one pattern per head, `directions` is as in
 `attention.attend`, and `bound` is what `bind` returns.

@@ -241,10 +241,8 @@ def launch(
     for width, dtype in outs
   ]
 
-  def run(of_tables, blocks, *results, buffers):
-    item = _Program(
-      of_tables, blocks, buffers, is_by_key, plan.scores, interpret
-    )
+  def run(given, blocks, *results, buffers):
+    item = _Program(given, blocks, buffers, is_by_key, plan.scores, interpret)
     is_producer = lax.axis_index("warpgroup") == consumers
 
     @pl.when(is_producer)

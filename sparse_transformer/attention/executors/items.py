@@ -238,13 +238,8 @@ def _make_lists(parts, side, masks, num_heads, group):
 
 def _items(parts, num_tiles):
   """(tile, first, middle, last of items; others) of parts in one order."""
-  rows, cols, masks, members = np.concatenate(
-    [
-      (x.rows, x.cols, x.masks, np.full_like(x.rows, member))
-      for x, member in parts
-    ],
-    axis=1,
-  )
+  found = [(x.rows, x.cols, x.masks, np.full_like(x.rows, i)) for x, i in parts]
+  rows, cols, masks, members = np.concatenate(found, axis=1)
   order = np.lexsort((members, cols, masks < 0, rows))
   rows, cols, masks = rows[order], cols[order], masks[order]
   start = rows[0] // num_tiles * num_tiles

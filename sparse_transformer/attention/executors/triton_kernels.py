@@ -218,16 +218,11 @@ def _num_warps(name, v, tile):
 
 
 def _launch(name, plan, queries, keys, interpret, outs):
-  """The results of a kernel, each like one of `outs`.
-
-  Of several slots, the first holds all rows: its items are launched last, and
-  start from the results of the others.
-  """
+  """The results, each like one of `outs`; the first slot adds the others'."""
   work, q, is_by_key = plan.tables, queries.q, name == "backward_of_keys"
   lists = work.by_key if is_by_key else work.by_query
-  mine, other = work.queries, work.keys
-  if is_by_key:
-    mine, other = other, mine
+  sides = work.queries, work.keys
+  mine, other = sides[::-1] if is_by_key else sides
   # The positions of each entry of the lists, so that the address of a row
   # depends on one load: Triton loads in advance through no more than one. On
   # the host if both tables are.
@@ -238,8 +233,7 @@ def _launch(name, plan, queries, keys, interpret, outs):
   tables = lists.others, listed, lists.masks, mine
 
   def run(tables, queries, keys, earlier, *refs):
-    sides = queries, keys
-    item = _Item(name, plan, tables, sides, earlier, interpret)
+    item = _Item(name, plan, tables, (queries, keys), earlier, interpret)
     kernel_math.KERNELS[name](item, refs)
 
   def launch(items, num_slots, outs, earlier=None):

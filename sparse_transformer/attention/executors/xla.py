@@ -265,6 +265,5 @@ class _Tiles(online_softmax.Steps):
 
   def _key_tile(self, x_BLH, col):
     """A tile of keys [B, T, G, ...]."""
-    return lax.dynamic_slice_in_dim(
-      x_BLH, col * self.num_keys, self.num_keys, 1
-    )
+    size = self.num_keys
+    return lax.dynamic_slice_in_dim(x_BLH, col * size, size, 1)

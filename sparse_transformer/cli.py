@@ -215,7 +215,6 @@ def describe(error: BaseException) -> str | None:
 
 
 def _origin(error):
-  """The name of the module that raised an error; None if nothing did."""
   frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
   return frames[-1].f_globals.get("__name__") if frames else None
 

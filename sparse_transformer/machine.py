@@ -32,12 +32,11 @@ def check_free(what: str, needed: int) -> None:
   """Raises ValueError if something needs more memory than a device has free."""
   free = free_memory()
   if free is not None and needed > free:
-    sizes = " of memory on a device, but ".join(
-      f"{size / 2**30:,.1f} GiB" for size in (needed, free)
-    )
+    sizes = [f"{size / 2**30:,.1f} GiB" for size in (needed, free)]
     raise ValueError(
-      f"{what} needs {sizes} is free; use a smaller network or batch, more"
-      " train.accumulation, or model.remat=block"
+      f"{what} needs {sizes[0]} of memory on a device, but {sizes[1]} is free;"
+      " use a smaller network or batch, more train.accumulation, or"
+      " model.remat=block"
     )
 
 

@@ -204,7 +204,6 @@ def _config(config):
 
 
 def _origin(path):
-  """What made samples or pictures, as the file says that is beside them."""
   about = atomic.read_json(path, dict) if path.exists() else {}
   rows = [(x, about[x]) for x in ("step", "command") if x in about]
   return _table((), rows) if rows else ""

@@ -41,14 +41,9 @@ def main(argv: Sequence[str]) -> None:
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
+    inputs = decoder, state.ema, sampler, prompts, source.length
     tokens, seconds = sampling.sample(
-      decoder,
-      state.ema,
-      sampler,
-      prompts,
-      source.length,
-      seed=args.seed,
-      check_stop=signals.check,
+      *inputs, seed=args.seed, check_stop=signals.check
     )
   step = int(state.step)
   about = dict(step=step, command=version.command(step=step))

@@ -67,7 +67,6 @@ DEVICES = Rule(
   "an integer at least 1, or -1 for all remaining devices",
   lambda x: SIZE.accepts(x) or (type(x) is int and x == -1),
 )
-# Of fields for which nothing else is said.
 RULES = {
   bool: Rule("True or False", lambda x: type(x) is bool),
   str: Rule("a string", lambda x: type(x) is str),

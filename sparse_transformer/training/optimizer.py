@@ -16,7 +16,6 @@ def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
   """Learning rate by step: linear warm-up to a peak, then `optimizer.schedule`.
 
   The peak of 0 stands for `optimizer.learning_rate`.
-
   Raises ValueError if the warm-up does not end before the last step, or a
   constant rate has a minimum.
   """
@@ -54,7 +53,6 @@ def make_optimizer(
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
-
   Raises ValueError if the schedule is invalid, see `make_schedule`, or AdamW is
   given a learning rate of Muon's Adam.
   """

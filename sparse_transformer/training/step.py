@@ -21,7 +21,6 @@ class LossScale(NamedTuple):
   The loss is multiplied by a power of two before it is differentiated, and its
   gradient is divided by it, in float32. The scale doubles after many finite
   gradients in a row; a non-finite one is skipped, and halves it.
-
   Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
   """
 

@@ -141,7 +141,6 @@ class Checkpoints:
 
     A digest of None does not compare the data. Returns the free fields that
     differ.
-
     Raises ValueError if it is from another run, or does not say from which.
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
@@ -198,7 +197,6 @@ class Checkpoints:
 
     `validation` is its bits per dim on that split, if known. The arrays may be
     donated afterwards.
-
     Raises OSError if this save or the previous one failed.
     """
     self.finish()
@@ -266,7 +264,6 @@ class Checkpoints:
       probe.rmdir()
 
   def _delete_temporary(self) -> None:
-    """Deletes what was being written or removed; what stays does no harm."""
     if processes.is_first():
       for path in self._folder.glob(f"*{TEMPORARY}"):
         shutil.rmtree(path, ignore_errors=True)
@@ -304,7 +301,6 @@ class Checkpoints:
     """The state of the last intact checkpoint, or None if there is none.
 
     Damaged ones are renamed, each with a line on standard error.
-
     Raises ValueError if it is from another network, config, or data.
     """
     step = processes.decide(self._last_intact)

@@ -156,16 +156,13 @@ def _details(source, split, tally):
 
 def _overrides(experiment, checkpoints, step):
   """The settings by which a score is not the checkpoint's own."""
-  config, free = experiment.config, config_lib.AFFECTS
-  changes = checkpoints.check(step, config, None, free)
-  found = {name: new for name, (_, new) in changes.items()}
+  config, affects = experiment.config, config_lib.affects
+  changes = checkpoints.check(step, config, None, config_lib.AFFECTS)
+  scored = [x for x in changes if affects(x) not in config_lib.UNSCORED]
+  found = {x: changes[x][1] for x in scored}
   found["model.dtype"] = config.model.dtype
   if config.model.dtype == "float32":  # which scores are in by default
     del found["model.dtype"]
-  unscored = config_lib.UNSCORED
-  found = {
-    k: v for k, v in found.items() if config_lib.affects(k) not in unscored
-  }
   if checkpoints.has_other_data(step, config):
     digest = experiment.source.digest()
     if digest != checkpoints.describe(step)["data"]:  # it was not moved

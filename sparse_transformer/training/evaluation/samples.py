@@ -56,15 +56,10 @@ def draw_in_training(
   The random numbers are the same at all steps; `check_stop` may raise.
   """
   config, source = experiment.config, experiment.source
-  tokens, _ = sampling.sample(
-    decoder(experiment),
-    state.ema,
-    sampling.Sampler(),
-    no_prompts(source, config.eval.samples),
-    source.length,
-    seed=config.train.seed,
-    check_stop=check_stop,
-  )
+  prompts = no_prompts(source, config.eval.samples)
+  network = decoder(experiment), state.ema, sampling.Sampler()
+  about: Any = dict(seed=config.train.seed, check_stop=check_stop)
+  tokens, _ = sampling.sample(*network, prompts, source.length, **about)
   path, *_ = save(folder, source, tokens, step=int(state.step))
   if path.suffix in TEXTS:  # as code, so that it is no Markdown
     return textwrap.indent(read_text(path), "    ", lambda line: True)
@@ -106,9 +101,8 @@ def save_images(
   area = 2 * side * width + GAP, side * height + LABEL
   page = Image.new("RGB", area, "white")
   draw, font = ImageDraw.Draw(page), ImageFont.load_default(LABEL * 0.7)
-  for half, (label, symbols) in enumerate(
-    (("sampled", tokens), ("real", real))
-  ):
+  halves = ("sampled", tokens), ("real", real)
+  for half, (label, symbols) in enumerate(halves):
     left = half * (side * width + GAP)
     draw.text((left, 0), label, style.GRAY, font)
     shades = symbols * 255.0 / (source.vocab_size - 1)
@@ -141,6 +135,5 @@ def read_text(path: pathlib.Path) -> str:
   """The beginning of a file of samples, without control characters."""
   with path.open("rb") as file:
     text = file.read(MAX_TEXT).decode(errors="replace")
-  return "".join(
-    c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text
-  )
+  shown = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+  return "".join(shown)

@@ -84,7 +84,6 @@ def weigh(
 
 
 def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
-  """The attention of a head, whose span multiplies weights by `ramp_LM`."""
   mask_LM = np.asarray(mask_LM)
   weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
   sums_L1 = weights_LM.sum(1, keepdims=True)

@@ -156,7 +156,6 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
-  """Bytes of keys and values to decode a sequence; None if it cannot be."""
   if model.classifies or any(row.cache is None for row in rows):
     return None
   keys = sum(row.cache * row.lanes for row in rows)

@@ -15,8 +15,7 @@ from sparse_transformer.data import files, splits
 from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.sources import ConfigDict, Images, register
 
-# Training images for validation, as in the code of Jun et al. 2020
-# (https://github.com/openai/distribution_augmentation).
+# Training images for validation, as in the released code of Jun et al. 2020.
 IMAGENET64_HELD_OUT = 50_000
 CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
 

@@ -51,12 +51,9 @@ def bits_by_position(
   # Positions are averaged over blocks that look equally wide.
   space = np.geomspace if scaled else np.linspace
   bounds = np.unique(space(first, last + 1, BLOCKS + 1).round().astype(int))
-  _plot(
-    axis,
-    (bounds[:-1] + bounds[1:] - 1) / 2,
-    _mean_of_blocks(shown, bounds[:-1] - first),
-    color=style.DARK,
-  )
+  centers = (bounds[:-1] + bounds[1:] - 1) / 2
+  means = _mean_of_blocks(shown, bounds[:-1] - first)
+  _plot(axis, centers, means, color=style.DARK)
   if (bits := result["bits_per_dim"]) is not None:
     axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
   if scaled:

@@ -23,11 +23,8 @@ LOSS_WEIGHTS = experts.LOSSES | options.LOSSES
 def period(config: Config) -> int:
   """The smallest number of layers after which patterns and blocks repeat."""
   layers = [*zip(config.patterns, block_kinds(config), strict=True)]
-  return next(
-    period
-    for period in range(1, len(layers) + 1)
-    if layers[period:] == layers[:-period]
-  )
+  periods = range(1, len(layers) + 1)
+  return next(x for x in periods if layers[x:] == layers[:-x])
 
 
 def sizes(config: Config) -> dict[int, int]:

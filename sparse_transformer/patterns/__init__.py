@@ -1,9 +1,8 @@
 """Attention patterns: which query attends to which key.
 
 A pattern is a small immutable value: a set of pairs (query, key). Its `mask`
-is the definition; the reference, fast execution, cost, picture and connectivity
-are all derived from it. Patterns know nothing about batches, heads, dtypes,
-devices, tiles or sequence lengths.
+is the definition, from which all else is derived. Patterns know nothing about
+batches, heads, dtypes, devices, tiles or sequence lengths.
 
 The paper's symbols (Child et al. 2019, arXiv 1904.10509): l is `stride`,
 `window` or `size`; c is `width`; p is the number of factors; A_i^(m) is row i

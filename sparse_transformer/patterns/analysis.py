@@ -1,8 +1,5 @@
 """Properties of a pattern's pairs, at any length, without n x n work.
 
-All follow from the cover of a pattern: full nodes are counted at once, and only
-the tiles on its outline are evaluated pair by pair.
-
 >>> from sparse_transformer.patterns import Local, Strided
 >>> keys_per_query(Local(2) | Strided(3), 6).tolist()
 [1, 2, 2, 3, 3, 3]

@@ -54,16 +54,13 @@ def _check_value(pattern):
   if owner is cls:
     return
   fields = getattr(owner, "__dataclass_fields__", vars(pattern))
-  unseen = ", ".join(
-    name
-    for name in vars(pattern)
-    if name not in fields
-    and not isinstance(getattr(cls, name, None), functools.cached_property)
-  )
+  is_cache = lambda x: isinstance(x, functools.cached_property)
+  others = [name for name in vars(pattern) if name not in fields]
+  unseen = [x for x in others if not is_cache(getattr(cls, x, None))]
   if unseen:
     raise ValueError(
       f"{cls.__name__} must be a frozen dataclass, so that patterns are equal"
-      f" if their fields are; equality ignores {unseen}"
+      f" if their fields are; equality ignores {', '.join(unseen)}"
     )
 
 

@@ -7,7 +7,6 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -17,15 +16,12 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
-from sparse_transformer.attention.contract import Case, others_of
+from sparse_transformer.attention.contract import others_of
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
-
-# Name, cases of attention, jitted function, shapes of its arguments.
-Program = tuple[str, list[Case], Any, tuple]
 
 
 def main() -> None:
@@ -84,19 +80,12 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
     ) from error
 
 
-def _attention(
-  experiment: Experiment,
-  cases: list[Case],
-  key_heads: int = 0,
-  segments: bool = False,
-  **options: Any,
-) -> Iterator[Program]:
-  """Forward and backward pass of each distinct pattern of a layer."""
+def _attention(experiment, cases, key_heads=0, segments=False, **options):
+  """Programs, see `_report`: both passes of each distinct pattern."""
   model, train = experiment.model, experiment.config.train
   size = train.batch_size // train.accumulation, model.length
-  array = functools.partial(
-    jax.ShapeDtypeStruct, sharding=experiment.batch_sharding
-  )
+  sharding = experiment.batch_sharding
+  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
   widths, num = model.widths, key_heads or model.num_key_heads
   dtype = jnp.dtype(model.dtype)
   q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
@@ -120,6 +109,7 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 
 def _report(program, experiment, target, tell):
+  """The report of (name, cases of attention, jitted function, arguments)."""
   (name, cases, function, arguments), began = program, time.time()
   absent = platforms.targeting(target.compiler, target.capability)
   devices = experiment.mesh.abstract_mesh
@@ -144,15 +134,14 @@ def _report(program, experiment, target, tell):
   tell(f"{name}: reading the program")
   text, memory = compiled.as_text(), compiled.memory_analysis()
   profile = hlo.profile(text)
+  peak = memory.peak_memory_in_bytes
   # The compiler for TPUs rejects what does not fit.
-  fits = (
-    target.compiler == "tpu" or memory.peak_memory_in_bytes <= target.memory
-  )
+  fits = target.compiler == "tpu" or peak <= target.memory
   return report | dict(
     compiles=True,
     fits=fits,
     memory=dict(  # bytes on one device
-      peak=memory.peak_memory_in_bytes,
+      peak=peak,
       arguments=memory.argument_size_in_bytes,
       temporaries=memory.temp_size_in_bytes,
     ),

@@ -1,7 +1,4 @@
-"""What networks can have besides the paper's: options, each in its own file.
-
-The network calls their hooks in the order of `ALL`, and names none of them.
-"""
+"""What networks can have besides the paper's: options, each in its own file."""
 
 import functools
 from typing import Any
@@ -21,6 +18,7 @@ from sparse_transformer.model.options.rotary import Rotary
 from sparse_transformer.model.options.sinks import Sinks
 from sparse_transformer.model.options.starts import Starts
 
+# The network calls their hooks in this order, and names none of them.
 ALL = Directions, LearnedSpans, Sinks, Rotary, Starts
 STACKED = {name for option in ALL for name in option.stacked}
 LOSSES = {x: weight for option in ALL for x, weight in option.losses.items()}

@@ -1,8 +1,4 @@
-"""What content-based patterns need: directions, and keys of their own.
-
-Queries are projected onto directions: random vectors of each layer, or
-centroids of clusters, which are parameters. Some patterns' keys are queries.
-"""
+"""What content-based patterns need: directions, and keys that are queries."""
 
 import math
 from typing import Any
@@ -91,9 +87,8 @@ class Directions(Option):
 
 def _share(heads, q_BLHK, k_BLHK):
   """The keys; in heads whose keys are queries, these at unit length."""
-  shares = [
-    any(c.keys_are_queries for c in pattern.contents()) for pattern in heads
-  ]
+  contents = (pattern.contents() for pattern in heads)
+  shares = [any(c.keys_are_queries for c in x) for x in contents]
   if not any(shares):
     return k_BLHK
   unit_BLHK = _unit(q_BLHK.astype(jnp.float32)).astype(k_BLHK.dtype)

@@ -1,8 +1,4 @@
-"""Learned spans: parameters, as shares of the longest span.
-
-They start at 0 and are clipped to [0, 1] after each update, not in the forward
-pass: at a bound they still have a gradient, as in Sukhbaatar et al. 2019.
-"""
+"""Learned spans: parameters, as shares of the longest span."""
 
 from typing import Any
 
@@ -45,5 +41,6 @@ class LearnedSpans(Option):
 
 def project(params: dict) -> dict:
   """The parameters of a network, moved into their bounds after an update."""
+  # Not in the forward pass, so that spans have a gradient at a bound.
   spans = {k: jnp.clip(x, 0, 1) for k, x in params.items() if k == "spans"}
   return params | spans

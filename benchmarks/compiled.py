@@ -49,10 +49,7 @@ VARIANTS = (
 )
 # GPUs of each compute capability, and widths of heads that no preset has.
 GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
-WIDTHS = (
-  "enwik8_strided model.width=256",
-  "enwik8_strided model.width=1024",
-)
+WIDTHS = ("enwik8_strided model.width=256", "enwik8_strided model.width=1024")
 
 
 def config_of(preset: str) -> schema.Config:

@@ -19,11 +19,7 @@ from sparse_transformer.model import block, transformer
 from sparse_transformer.patterns import Local, Strided
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.checkpoints import released
-from sparse_transformer.training.experiment import (
-  Experiment,
-  open_run,
-  restore,
-)
+from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 GOLDEN = runs.REPO.parent / "shared" / "released"
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs golden files")

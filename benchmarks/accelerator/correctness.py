@@ -148,8 +148,7 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
   if reason := executors.unsupported(name, *sizes, dtype, asked):
     return {"skipped": reason}
   errors, faults = examine(
-    lambda *inputs: laws.run(*inputs, mix.heads, name, 0),
-    ask(mix, dtype),
+    lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
   )
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
   found["patterns"] = [str(pattern) for pattern in mix.heads]

@@ -182,11 +182,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "commands": evidence.commands,
   },
   "docs/paper.md": {"released": released},
-  "docs/speed.md": {
-    "efficiency": efficiency,
-    "peers": peers,
-    "groups": groups,
-  },
+  "docs/speed.md": {"efficiency": efficiency, "peers": peers, "groups": groups},
   "docs/accelerators.md": {
     "explained": explained,
     "compiled": lambda: compiled.table(record.read("compiled")),

@@ -11,13 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from sparse_transformer.attention import (
-  attend,
-  attend_next,
-  cached_group,
-  fill_cache,
-  init_cache,
-)
+from sparse_transformer import attention
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -39,7 +33,7 @@ BATCH, HEADS, WIDTH, VALUES, LENGTH = 2, 4, 8, 6, 40
   st.sampled_from(catalogue.CAUSAL), st.integers(1, 70), st.data()
 )
 def test_slots_hold_the_keys_of_every_row(pattern, n, data):
-  plan = cached_group.plan_cache(pattern, n)
+  plan = attention.cached_group.plan_cache(pattern, n)
   assert plan.size == analysis.cache_size(pattern, n)
   matrix, start = pattern.matrix(n), data.draw(st.integers(0, n))
   # First what a prompt leaves, then what the steps write.
@@ -81,12 +75,14 @@ def check_steps(
     )
   )
   options |= dict(directions=directions_of(heads))
-  reference = functools.partial(attend, patterns=heads, backend="dense")
+  reference = functools.partial(
+    attention.attend, patterns=heads, backend="dense"
+  )
   expected = jax.jit(functools.partial(reference, **options))(q, k, v)
 
   @jax.jit
   def fill(layer, *prompt):
-    cache = init_cache(
+    cache = attention.init_cache(
       heads,
       length=n,
       batch=BATCH,
@@ -98,12 +94,12 @@ def check_steps(
       layers=2,
     )
     given = dict(layer=layer, directions=options["directions"])
-    return fill_cache(cache, *prompt, **given) if prompt else cache
+    return attention.fill_cache(cache, *prompt, **given) if prompt else cache
 
   @jax.jit
   def step(cache, t, layer, *arrays):
     inputs = *(x[:, t] for x in arrays), t
-    return attend_next(cache, *inputs, **options, layer=layer)
+    return attention.attend_next(cache, *inputs, **options, layer=layer)
 
   # A loop over one program, whatever the starts.
   for start in starts:
@@ -176,7 +172,7 @@ def test_scores_and_sinks_are_those_of_attend(dtype):
 
 def test_labels_are_small_beside_keys_and_values():
   def numbers(pattern):
-    return cached_group.num_labels(pattern, 12_288, 64)
+    return attention.cached_group.num_labels(pattern, 12_288, 64)
 
   assert numbers(LSH(64, 192, 4)) == [4]
   assert numbers(Routing(64, 128) | Local(128)) == [1]
@@ -189,7 +185,7 @@ def test_labels_are_small_beside_keys_and_values():
 
 def make(patterns="Local(3)", **options):
   sizes = dict(length=10, batch=2, num_heads=2, qk_width=4, dtype="float32")
-  return init_cache(patterns, **sizes | options)
+  return attention.init_cache(patterns, **sizes | options)
 
 
 @pytest.mark.parametrize(
@@ -220,12 +216,12 @@ def test_error_says_what_to_change(call, message):
 
 
 def step(cache, t=0, **options):
-  return attend_next(cache, *jnp.zeros((3, 2, 2, 4)), t, **options)
+  return attention.attend_next(cache, *jnp.zeros((3, 2, 2, 4)), t, **options)
 
 
 def fill(cache, count):
   x = jnp.zeros((2, count, 2, 4))
-  return fill_cache(cache, None, x, x)
+  return attention.fill_cache(cache, None, x, x)
 
 
 def test_the_batch_of_a_cache_can_be_symbolic():
@@ -236,7 +232,7 @@ def test_the_batch_of_a_cache_can_be_symbolic():
 
 def test_layers_of_a_cache_take_the_same_prompt_and_steps():
   x = jnp.ones((2, 4, 2, 4))
-  cache = fill_cache(fill(make(layers=2), 4), None, x, x, layer=1)
+  cache = attention.fill_cache(fill(make(layers=2), 4), None, x, x, layer=1)
   assert cache.groups[0].k[1].any() and not cache.groups[0].k[0].any()
   assert cache.groups[0].positions.tolist() == [3, -1, 2, -1]
   cache = step(step(make(layers=2))[1], layer=1)[1]

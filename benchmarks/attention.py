@@ -2,11 +2,10 @@
 
   python -m benchmarks.attention [--cases=3072,growth] [--rounds=N] [--quick]
 
-Writes results/attention-<machine>.json. JAX and torch run in separate processes
-for each case, and only one of them computes at a time. The entries of a case
-are interleaved; times are medians over rounds. `make bench` installs torch and
-the other peers from requirements-peers.txt; without them, only ours and JAX's
-run. docs/speed.md explains the columns.
+Writes results/attention-<machine>.json, whose columns docs/speed.md explains.
+JAX and torch run in separate processes for each case, and only one of them
+computes at a time. `make bench` installs torch and the other peers from
+requirements-peers.txt; without them, only ours and JAX's run.
 """
 
 import dataclasses
@@ -137,10 +136,7 @@ def start_peers():
 
 
 def measure(case, rounds, processes):
-  """Runs a case and returns its rows, of the processes that there are.
-
-  A case that is measured has its own rounds if `rounds` is 0.
-  """
+  """The rows of a case; it has its own number of rounds if `rounds` is 0."""
   rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:
@@ -190,12 +186,6 @@ def run(cases, rounds, has_peers):
     yield results
 
 
-def show(results):
-  print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
-  for case in results["cases"].values():
-    print(f"\n{case['title']}\n{report.table(case['rows'])}")
-
-
 def say(line):
   print(line, file=sys.stderr, flush=True)
 
@@ -226,7 +216,9 @@ def main():
       out = record.FOLDER / f"attention-{record.slug(name)}.json"
     if out:
       record.write(out, results)
-  show(results)
+  print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
+  for case in results["cases"].values():
+    print(f"\n{case['title']}\n{report.table(case['rows'])}")
 
 
 if __name__ == "__main__":

@@ -5,20 +5,15 @@ python -m benchmarks.baselines --config=configs/text_small.py \\
 
 In bits per symbol of the validation and test split, given the training split.
 
-Images: every position has the distribution of its values in the training split,
-each counted once more than it occurs; linear prediction, see
-`benchmarks.linear`; and codecs, if the pixels are RGB: the size of the split as
-one square mosaic, so that the header vanishes. A codec is not given the
-training split, but also sees what it has coded of the mosaic's other images.
-Text: Markov models, see `benchmarks.markov`, and compressors: the size of the
-training split and the scored one minus the size of the training split. What a
-compressor has coded of a split it also learns from, unlike the other models;
-`sees` says what it can use. Codecs and PPMd are left out where their packages
-are missing, see `OPTIONAL`.
-ListOps: accuracies in place of bits, of what its first symbols alone decide.
-The most frequent label of the training split; the most frequent one given the
-root's operator; and the one given also the result of the digits that are the
-root's own arguments. Of the training split, `EXAMPLES` spread over it are used.
+Images: the distribution of each position's values, each counted once more than
+it occurs; `benchmarks.linear`; and codecs, if the pixels are RGB: the size of
+the split as one square mosaic, so that the header vanishes.
+Text: `benchmarks.markov`, and compressors: the size of the training split and
+the scored one minus the size of the training split.
+Codecs are not given the training split. They and compressors also learn from
+what they have coded of a split; `sees` says what they can use.
+ListOps: accuracies in place of bits, of the most frequent label: of all, given
+the root's operator, and given also the result of the root's own digits.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """

@@ -2,10 +2,9 @@
 
   python -m benchmarks.compiled
 
-Compiles the training steps that benchmarks/results/compiled.json lacks, and the
-attention that kernels.json lacks, once for all presets whose kernels are alike;
-or with --only=TEXT those whose names contain the text again. Writes them there
-after each program, with the commit. Nothing is run, see docs/accelerators.md.
+Compiles what benchmarks/results/compiled.json (training steps) and kernels.json
+(attention, once for presets whose kernels are alike) lack, or with --only=TEXT
+again what contains the text. Nothing is run, see docs/accelerators.md.
 """
 
 import importlib
@@ -60,10 +59,7 @@ def config_of(preset: str) -> schema.Config:
 
 
 def compile_preset(preset: str, name: str) -> dict:
-  """The report on a preset for a target.
-
-  A batch that is too small for the mesh gets one sequence for each part.
-  """
+  """The report on a preset, with a batch that is large enough for the mesh."""
   target, config = hardware.parse(name), config_of(preset)
   sizes, changes = mesh.sizes(config, target.num_devices), {}
   if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
@@ -95,9 +91,8 @@ def compile_kernels(preset: str, name: str) -> dict:
   with tempfile.TemporaryDirectory() as folder:
     variables = assembly.variables(folder).items()
     with mock.patch.dict(os.environ, {k: str(v) for k, v in variables}):
-      found = compilers.compile_for(
-        hardware.parse(name), config_of(preset), "attention"
-      )
+      inputs = hardware.parse(name), config_of(preset)
+      found = compilers.compile_for(*inputs, "attention")
     kernels = assembly.kernels(pathlib.Path(folder))
   most = lambda key: max((x[key] for x in kernels.values()), default=0)
   return dict(

@@ -7,7 +7,6 @@ same channel of the neighbors to the prediction and from the errors of the
 channels before; it selects one of 32 histograms of errors. A histogram, moved
 to the prediction and cut to the possible values, is the distribution.
 
-Fitted on at most 2,500 images, at equal distances in the training split.
 Beyond the top is the middle gray; beyond the left is the pixel above, and
 beyond the right the last one of the row. Errors are over images.
 """

@@ -68,8 +68,7 @@ def best(
 ) -> tuple[float, dict[str, np.ndarray]]:
   """The best amount of smoothing on the validation split, and predictions.
 
-  `found` are n(context, symbol) and n(context) by split, as of `count`; they
-  are smoothed towards `lower`.
+  What `count` has found is smoothed towards `lower`.
   """
 
   def smooth(split, amount):

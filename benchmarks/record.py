@@ -1,8 +1,7 @@
 """Records of results, in benchmarks/results: JSON that says how each was made.
 
-A record is an object with the result and with `command`, `machine`, `commit`
-and `versions`, or a list of measurements that each say what they are of. The
-README's numbers come from records, see `benchmarks.readme`.
+A record is an object with the result and what `about` gives, or a list of
+measurements that each say what they are of. `benchmarks.readme` reads them.
 """
 
 import argparse

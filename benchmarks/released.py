@@ -2,10 +2,9 @@
 
 python -m benchmarks.released --workdir=RUN --converted=RUN --examples=20
 
-RUN has the 15M network, on images, and `converted` is a run of the 152M one
-that `convert` has just made: of it, the peak of memory counts. The first test
-images are scored as eval.py does, and two of them with the float16 that the
-released code had on GPUs, also between the blocks.
+RUN has the 15M network, on images; of the 152M one, which `convert` has just
+made, the peak of memory counts. Test images are scored as by eval.py, and two
+of them with float16 also between the blocks, as the released code did on GPUs.
 """
 
 import sys
@@ -29,12 +28,11 @@ BATCH = 2
 
 def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
-  exact, half = ({"model.dtype": x} for x in ("float32", "float16"))
-  experiment, checkpoints = open_run(args.workdir, exact)
+  experiment, checkpoints = open_run(args.workdir, {"model.dtype": "float32"})
   params = restore(experiment, checkpoints).ema
   rows = experiment.source.examples("test")
-  batches = np.stack([rows[i] for i in range(args.examples)])
-  batches = batches.reshape(-1, BATCH, experiment.model.length)
+  starts = range(0, args.examples, BATCH)
+  batches = [np.stack([rows[i + j] for j in range(BATCH)]) for i in starts]
   jax.block_until_ready(experiment.losses(params, batches[0]))  # compiles
   began = time.perf_counter(), time.process_time()
   mean = lambda losses, x: np.asarray(losses(params, x), np.float64).mean()
@@ -44,8 +42,8 @@ def main(argv: Sequence[str]) -> None:
   plain = transformer.sharding.split_stream
   rounded = lambda x: plain(x.astype("float16").astype("float32"))
   with mock.patch.object(transformer.sharding, "split_stream", rounded):
-    error = mean(open_run(args.workdir, half)[0].losses, batches[0]) - nats[0]
-  other = metrics.read(args.converted)[-1]
+    half = open_run(args.workdir, {"model.dtype": "float16"})[0]
+    error = mean(half.losses, batches[0]) - nats[0]
   large = open_run(args.converted)[0].model
   flops = costs.flops_per_token(experiment.model)["total"] / 3  # forward
   content = record.about("python -m benchmarks.released", sys.argv[1:]) | dict(
@@ -57,10 +55,9 @@ def main(argv: Sequence[str]) -> None:
     bits=float(np.mean(nats) / np.log(2)),
     float16_bits=float(error / np.log(2)),
     converted=model_lib.count_parameters(large),
-    peak_bytes=other["peak_bytes"],
+    peak_bytes=metrics.read(args.converted)[-1]["peak_bytes"],
   )
   record.write(record.path("released"), content)
-  print(content)
 
 
 if __name__ == "__main__":

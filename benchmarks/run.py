@@ -3,10 +3,8 @@
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/cifar10_keys
 
-The record of a run has its command, evaluations, validations and config, and
-the commit and machine of this process: write it right after the run. The
-record of a comparison is its comparison.json. Both are named
-benchmarks/results/<workdir>.json.
+The record of a run has the commit and machine of this process: write it right
+after the run. Records are named benchmarks/results/<workdir>.json.
 """
 
 import pathlib
@@ -61,7 +59,10 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
     parameters=model.count_parameters(Experiment(config).model),
     steps=most.pop("step") or 0,
     **most,
-    evaluations=[*map(_without_lists, results)],
+    evaluations=[
+      {k: v for k, v in x.items() if not isinstance(v, (list, dict))}
+      for x in results
+    ],
     validation=[
       {name: line[name] for name in fields if name in line}
       for line in lines
@@ -69,12 +70,6 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
     ],
     config=config.to_dict(),
   )
-
-
-def _without_lists(evaluation):
-  """An evaluation without bits by position, and the like."""
-  numbers = (int, float, str, type(None))
-  return {k: v for k, v in evaluation.items() if isinstance(v, numbers)}
 
 
 if __name__ == "__main__":

@@ -34,9 +34,7 @@ def interleave(
   `functions` do not wait for their outputs, `wait` does; `warm` has their
   seconds from `warm_up`. A measurement takes `least` seconds at least.
   """
-  times = {
-    key: [warm[key]] if warm[key] > SLOW_SECONDS else [] for key in functions
-  }
+  times = {x: [warm[x]] if warm[x] > SLOW_SECONDS else [] for x in functions}
   for _ in range(ROUNDS):
     for key, function in functions.items():
       if warm[key] <= SLOW_SECONDS:

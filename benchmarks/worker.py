@@ -110,17 +110,12 @@ def errors(entry, pattern, found):
 
 
 def num_threads():
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count()
+  has_affinity = hasattr(os, "sched_getaffinity")
+  return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count()
 
 
 class Worker:
-  """Answers requests by calling its methods by name.
-
-  `programs` are functions from an entry to a `Contestant`, `hello` returns what
-  this process runs on.
-  """
+  """Answers requests by its methods, with functions of an entry as programs."""
 
   def __init__(self, programs, hello):
     self.programs = {program.__name__: program for program in programs}
@@ -131,8 +126,7 @@ class Worker:
     entry = Entry(**entry)
     contestant = self.programs[entry.program](entry)
     pattern, passes = contestant.pattern, {}
-    if pattern is None:
-      pattern = pattern_of(entry)
+    pattern = pattern_of(entry) if pattern is None else pattern
     for name, run in contestant.passes.items():
       start = time.perf_counter()
       outputs = run()

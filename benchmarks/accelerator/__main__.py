@@ -3,8 +3,7 @@
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
 docs/accelerators.md explains the parts. Each is a process, which is started
-again for what is left if an entry hangs or ends it. Results are written as they
-come; the parts of a later run replace those of an earlier one.
+again for what is left if an entry hangs or ends it.
 """
 
 import dataclasses

@@ -75,7 +75,6 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
     rows[name][kind] = times
   for name, row in rows.items():
     _add_rates(row, found, name == DENSE)
-  for name, row in rows.items():
     if "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
   return found | {"programs": rows}
@@ -93,9 +92,8 @@ def _warm_up(name, runs, inputs, functions, warm):
       functions[name, kind] = function
       row[kind] = timing.spread([warm[name, kind]])
   except Exception as error:  # the other programs run on
-    reason = " ".join(str(error).split())[:300]
-    is_dense = name == DENSE  # may lack memory, and is not ours
-    row["skipped" if is_dense else "failed"] = reason
+    kind = "skipped" if name == DENSE else "failed"  # may lack memory
+    row[kind] = " ".join(str(error).split())[:300]
   return row
 
 
@@ -109,8 +107,6 @@ def _add_rates(row, about, is_dense):
 
 
 def _dense(platform):
-  implementation = "cudnn" if platform == "cuda" else "xla"
-  attend = jax.nn.dot_product_attention
-  return executors.passes(
-    functools.partial(attend, is_causal=True, implementation=implementation)
-  )
+  options = dict(implementation="cudnn" if platform == "cuda" else "xla")
+  attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+  return executors.passes(functools.partial(attend, **options))

@@ -1,9 +1,8 @@
 """A process that runs the entries of a part, and reports them line by line.
 
-A part is a function `entries(settings)` of a module, which returns {name:
-function}, the most valuable first. A function returns what it found as a
-dictionary of JSON values: with the key "failed" if that is a failure, with
-"skipped" if it could not run here.
+A part is a function of a module, from settings to {name: function}, the most
+valuable first. What a function returns has the key "failed" if that is a
+failure, and "skipped" if it could not run here.
 """
 
 import dataclasses
@@ -62,11 +61,9 @@ def main() -> None:
 
   asked = Settings(**settings | {"executors": tuple(settings["executors"])})
   device = describe()
-  is_small = asked.small or device["platform"] == "cpu"
-  device["small"] = is_small
-  module = importlib.import_module(
-    f"benchmarks.accelerator.{PARTS[part].module}"
-  )
+  device["small"] = is_small = asked.small or device["platform"] == "cpu"
+  name = f"benchmarks.accelerator.{PARTS[part].module}"
+  module = importlib.import_module(name)
   try:
     found = getattr(module, "of_" + part, None) or module.entries
     all_entries = found(dataclasses.replace(asked, small=is_small))

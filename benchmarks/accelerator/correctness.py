@@ -1,10 +1,9 @@
 """Values and gradients of all executors, against float64 on the host.
 
 An entry runs a mix of patterns, one for each head, in one call; it requires the
-results of the definition of the pattern (see `tests/executor_laws.py`), or at
-long n those of the plainest executor in float32, and the same bits when it runs
-again. A batch has large scores, ordinary ones, and balanced ones, where one
-pair too many or too few exceeds the tolerance.
+results of `tests/executor_laws.py`, or at long n those of the plainest executor
+in float32, and the same bits again. A batch has large, ordinary and balanced
+scores, where one pair too many or too few exceeds the tolerance.
 """
 
 import dataclasses
@@ -147,15 +146,12 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
   asked = others_of(a_log_sum_exp=True)
   if reason := executors.unsupported(name, *sizes, dtype, asked):
     return {"skipped": reason}
-  errors, faults = examine(
-    lambda *inputs: laws.run(*inputs, mix.heads, name, 0), ask(mix, dtype)
-  )
+  run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
+  errors, faults = examine(run, ask(mix, dtype))
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
   found["patterns"] = [str(pattern) for pattern in mix.heads]
-  found["errors"] = {
-    name: float(f"{error:.3g}") if np.isfinite(error) else None
-    for name, error in errors.items()
-  }
+  rounded = lambda x: float(f"{x:.3g}") if np.isfinite(x) else None
+  found["errors"] = {name: rounded(error) for name, error in errors.items()}
   return found | ({"failed": "; ".join(faults)} if faults else {})
 
 

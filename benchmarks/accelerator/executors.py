@@ -23,14 +23,9 @@ def usual(dtype: str, **fields: Any) -> Case:
 
 
 def describe(dtype: str) -> dict:
-  case = usual(dtype, patterns=(Causal(),))
-  return {
-    "auto": registry.resolve("auto", case),
-    "executors": {
-      name: executor.unsupported(case) or "yes"
-      for name, executor in registry.EXECUTORS.items()
-    },
-  }
+  case, every = usual(dtype, patterns=(Causal(),)), registry.EXECUTORS
+  found = {name: every[name].unsupported(case) or "yes" for name in every}
+  return {"auto": registry.resolve("auto", case), "executors": found}
 
 
 def names(asked: tuple[str, ...] = ()) -> list[str]:

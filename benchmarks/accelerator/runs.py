@@ -55,29 +55,18 @@ def measure(name: str, changes: dict) -> dict:
   experiment = Experiment(config)
   model = experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
-  tokens_BL = np.random.default_rng(0).integers(
-    model.vocab_size,
-    size=(config.train.batch_size, model.length),
-    dtype=np.uint8,
-  )
+  size, rng = (config.train.batch_size, model.length), np.random.default_rng(0)
+  tokens_BL = rng.integers(model.vocab_size, size=size, dtype=np.uint8)
   batch = jax.device_put(tokens_BL, experiment.batch_sharding)
   start = time.perf_counter()
   with jax.set_mesh(experiment.mesh):
     update = experiment.update.lower(experiment.like, batch, FIRST).compile()
   plan = update.memory_analysis()
-  needed = (
-    plan.argument_size_in_bytes
-    + plan.output_size_in_bytes
-    + plan.temp_size_in_bytes
-    - plan.alias_size_in_bytes
-  )
-  found = {
-    "batch": config.train.batch_size,
-    "dtype": model.dtype,
-    "remat": model.remat,
-    "compile_seconds": time.perf_counter() - start,
-    "compiled_bytes": needed,
-  }
+  needed = plan.argument_size_in_bytes + plan.output_size_in_bytes
+  needed += plan.temp_size_in_bytes - plan.alias_size_in_bytes
+  found = dict(batch=config.train.batch_size, dtype=model.dtype)
+  found |= dict(remat=model.remat, compile_seconds=time.perf_counter() - start)
+  found["compiled_bytes"] = needed
   memory = machine.free_memory()
   if memory and needed > memory:
     sizes = f"{needed / 2**30:.1f} of its {memory / 2**30:.1f} GiB"
@@ -85,7 +74,7 @@ def measure(name: str, changes: dict) -> dict:
   found["step"] = _time_steps(update, experiment.first_state(), batch)
   stats = jax.local_devices()[0].memory_stats() or {}
   found["peak_bytes"] = stats.get("peak_bytes_in_use")
-  rate = config.train.batch_size * model.length / found["step"]["median"]
+  rate = tokens_BL.size / found["step"]["median"]
   return found | costs.speed(rate, model)
 
 
@@ -119,11 +108,9 @@ def train(name: str, seconds: float, words: tuple[str, ...]) -> dict:
   with tempfile.TemporaryDirectory() as folder:
     limit = f"--limit=seconds:{seconds:g}", "--config.eval.every=0"
     lines = _train(name, folder, *limit, *words)
-  curve = [
-    {x: line[x] for x in ("step", "seconds", "bits_per_dim")}
-    for line in lines
-    if line["split"] == "train"
-  ]
+  fields = "step", "seconds", "bits_per_dim"
+  steps = (x for x in lines if x["split"] == "train")
+  curve = [{x: line[x] for x in fields} for line in steps]
   *_, last = (x for x in lines if x["split"] == "validation")
   every = math.ceil(len(curve) / POINTS)
   found = {"seconds": seconds, "steps": last["step"], "curve": curve[::every]}
@@ -137,10 +124,12 @@ def of_resume(settings: Settings) -> dict:
 
 
 def resume(words: tuple[str, ...], steps: int = 20) -> dict:
-  words = *words, f"--config.train.steps={steps}", "--config.eval.every=0"
-  words = *words, f"--config.checkpoint.every={steps // 2}"
-  words = *words, "--config.train.log_every=1", "--config.checkpoint.keep=2"
-  words = *words, "--config.optimizer.warmup_steps=5"
+  words += f"--config.train.steps={steps}", "--config.eval.every=0"
+  words += (
+    f"--config.checkpoint.every={steps // 2}",
+    "--config.checkpoint.keep=2",
+  )
+  words += "--config.train.log_every=1", "--config.optimizer.warmup_steps=5"
   with tempfile.TemporaryDirectory() as folder:
     first, again, resumed = (pathlib.Path(folder) / x for x in "abc")
     expected = _losses(_train("digits", first, *words))
@@ -162,12 +151,8 @@ def _losses(lines):
 
 def _train(name, workdir, *words):
   command = sys.executable, "train.py", f"--config=configs/{name}.py"
-  done = subprocess.run(
-    [*command, f"--workdir={workdir}", *words],
-    cwd=REPO,
-    capture_output=True,
-    text=True,
-  )
+  command = *command, f"--workdir={workdir}", *words
+  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
   if done.returncode:
     lines = done.stderr.strip().splitlines() or ["no message"]
     raise RuntimeError(lines[-1])

@@ -105,15 +105,11 @@ def _presets(entries):
   for name, found in entries.items():
     if "step" in found:
       size = found["peak_bytes"] or found["compiled_bytes"]
-      yield (
-        name.partition(",")[0],
-        found["remat"],
-        f"{found['batch']}",
-        f"{1e3 * found['step']['median']:.4g}",
-        f"{found['tokens_per_second']:,.0f}",
-        f"{100 * found['mfu']:.1f} %" if "mfu" in found else "",
-        f"{size / 2**30:.3g}",
-      )
+      cells = name.partition(",")[0], found["remat"], f"{found['batch']}"
+      speed = f"{1e3 * found['step']['median']:.4g}"
+      rate = f"{found['tokens_per_second']:,.0f}"
+      mfu = f"{100 * found['mfu']:.1f} %" if "mfu" in found else ""
+      yield *cells, speed, rate, mfu, f"{size / 2**30:.3g}"
 
 
 def _train(entries):

@@ -58,15 +58,10 @@ def speed() -> str:
   for row in _attention_rows("12288", OURS):
     seconds = row[PASS]["median"]
     times = (dense[name] / seconds for name in ("sdpa", "jax_nn"))
-    rows.append(
-      (
-        _pattern(row),
-        f"{row['pairs'] / row['n']:,.0f}",
-        f"{1e3 * seconds:,.0f}",
-        *(f"{x:.2g} x" if x < 10 else f"{x:.0f} x" for x in times),
-        f"{row['temp_bytes'] / 2**20:.0f}",
-      )
-    )
+    cells = f"{row['pairs'] / row['n']:,.0f}", f"{1e3 * seconds:,.0f}"
+    others = (f"{x:.2g} x" if x < 10 else f"{x:.0f} x" for x in times)
+    temp = f"{row['temp_bytes'] / 2**20:.0f}"
+    rows.append((_pattern(row), *cells, *others, temp))
   return f"{text}\n\n{tables.markdown(rows)}"
 
 
@@ -76,15 +71,9 @@ def efficiency() -> str:
   rows = [(*titles, "computed/needed")]
   for case in ("3072", "12288"):
     for row in _attention_rows(case, OURS):
-      numbers = row["speedup"][PASS], row["ideal"]
-      rows.append(
-        (
-          f"{row['n']:,}",
-          _pattern(row),
-          *(f"{x:.1f}" for x in numbers),
-          f"{row['computed_per_pair']:.2f}",
-        )
-      )
+      numbers = (f"{x:.1f}" for x in (row["speedup"][PASS], row["ideal"]))
+      cells = f"{row['n']:,}", _pattern(row), *numbers
+      rows.append((*cells, f"{row['computed_per_pair']:.2f}"))
   return tables.markdown(rows)
 
 

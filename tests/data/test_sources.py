@@ -189,14 +189,6 @@ def test_vocabularies_and_units():
   }
 
 
-@pytest.mark.parametrize(
-  "name", ["digits", "stdlib", "repeat", "recall", "listops"]
-)
-def test_path_of_a_source_that_reads_none_is_an_error(name):
-  with pytest.raises(ValueError, match=f"path=x is not read .*name={name};"):
-    data.source(small_data.config(name, "x"))
-
-
 def test_name_of_two_sources_is_an_error():
   with pytest.raises(ValueError, match="'digits' is already registered"):
     data.register("digits")

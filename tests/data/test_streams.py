@@ -24,12 +24,6 @@ def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
   assert sizes == [516, 257, 258]
 
 
-@pytest.mark.parametrize("name", ["bytes", "enwik8", "imagenet64", "cifar10"])
-def test_unknown_home_is_an_error(name):
-  with pytest.raises(FileNotFoundError, match="~nobody_here/x.* set data.path"):
-    data.source(config(name, "~nobody_here/x/y")).examples("train")
-
-
 def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   (tmp_path / "a.txt").write_bytes(TEXT[1:256] * 9)
   data.source(config("bytes", tmp_path)).load()

@@ -119,7 +119,7 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
     assert abs(logits_BLV - of("logits")).max() < CLOSE
     assert abs(run[0].losses(params, rows_BM) - of("losses")).max() < CLOSE
   labels = [*zip(orders, found["aug1/labels"][0], strict=True)]
-  words = ",".join(f"{name}={label}" for name, label in labels)
+  words = ",".join(f"{x}={label}" for x, label in labels)
   bits = evaluate(workdir, capfd, f"--order={words}", "--examples=1")
   expected = found["aug1/losses"][0].mean() / np.log(2)
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
@@ -264,8 +264,7 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   assert network.num_heads == settings["n_head"]
   kinds = dict(b=Local(96), bT=Strided(96))
   cycle = settings["attention_layers"].split(",")
-  assert [heads[0] for heads in network.patterns] == [
-    kinds[x] for x in cycle[:2]
-  ]
+  found = [heads[0] for heads in network.patterns]
+  assert found == [kinds[x] for x in cycle[:2]]
   full = command._preset("", {"blocks.key.bias": range(depth)}, dict(starts=[]))
   assert full.model.num_layers == depth

@@ -21,11 +21,8 @@ SCRIPT = "sparse_transformer/export.py"
 NETWORKS = dict(
   plain={"model.num_layers": 3, "attention.pattern": "strided"},
   experts={
-    "model.num_layers": 3,
-    "model.experts": 3,
-    "model.sinks": True,
-    "model.key_heads": 1,
-    "model.positions": "rotary",
+    **{"model.num_layers": 3, "model.experts": 3, "model.sinks": True},
+    **{"model.key_heads": 1, "model.positions": "rotary"},
     "attention.pattern": "Local(4)",
   },
   content={

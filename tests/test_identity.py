@@ -13,11 +13,10 @@ import pytest
 import runs
 from safetensors import safe_open
 
-SAMPLE, EXPLAIN, REPORT, EXPORT = (
-  f"sparse_transformer/{command}.py"
-  for command in ("sample", "explain", "report", "export")
-)
+NAMES = "sample", "explain", "report", "export"
+SAMPLE, EXPLAIN, REPORT, EXPORT = (f"sparse_transformer/{x}.py" for x in NAMES)
 PATTERNS = "strided", "local", "Local(5) | Global(2)"
+OVERRIDE = "--config.attention.pattern=Local(2)"
 COMMON = {"checkpoint.keep": 9, "eval.every": 1, "train.steps": 2}
 
 
@@ -87,13 +86,11 @@ class Story:
 
   def sample(self):
     words = self.rng.choice((["--seed=3"], [], ["--temperature", "0.5"]))
-    override = "--config.attention.pattern=Local(2)"
-    words += self.rng.choice(([], ["--step", "2"], [override]))
+    words += self.rng.choice(([], ["--step", "2"], [OVERRIDE]))
     assert self.command(SAMPLE, "--num=2", *words)
 
   def draw(self):
-    override = "--config.attention.pattern=Local(2)"
-    words = self.rng.choice(([], ["--step=2"], [override]))
+    words = self.rng.choice(([], ["--step=2"], [OVERRIDE]))
     assert self.command(EXPLAIN, "--example=1", *words)
 
   def export(self):
@@ -109,8 +106,7 @@ class Story:
     for result in self.results().values():
       row = f"<td>{result['bits_per_dim']:.4f} {result['unit']}</td>"
       assert row in page and f"<td>{result['command']}</td>" in page
-    relabelled = "--config.attention.pattern=dense"
-    assert not self.command(REPORT, relabelled)
+    assert not self.command(REPORT, "--config.attention.pattern=dense")
 
   def results(self):
     paths = (self.run / "evaluations").glob("*.json")
@@ -145,10 +141,9 @@ def test_results_are_reproduced_by_the_commands_that_they_name(
   story.score()
   story.report()
   for result in story.results().values():
-    own = result["config"]["attention"]["pattern"]
-    assert own == result["overrides"].get(
-      "attention.pattern", story.pattern_of[result["step"]]
-    )
+    own, changes = result["config"]["attention"]["pattern"], result["overrides"]
+    trained = story.pattern_of[result["step"]]
+    assert own == changes.get("attention.pattern", trained)
   before = contents(tmp_path)
   for command in story.named():
     python, script, *words = shlex.split(command)

@@ -20,12 +20,8 @@ COMPRESS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 def write_archive(path):
   if path.suffix == ".zip":
-    members = {
-      "b/2": TEXT[500:900],
-      "b/": b"",
-      "a": TEXT[:500],
-      "c": TEXT[900:],
-    }
+    members = {"b/2": TEXT[500:900], "b/": b"", "a": TEXT[:500]}
+    members["c"] = TEXT[900:]
     hidden = dict.fromkeys(("__MACOSX/._a", ".DS_Store", "b/.x/y"), b"hidden")
     small_data.write_zip(path, members | hidden)
   else:
@@ -44,13 +40,8 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
   good = file.read_bytes()
   middle = len(good) // 2
   flipped = bytes(255 - byte for byte in good[middle : middle + 9])
-  for bad in (
-    good[:middle],
-    good[:2],
-    good[9:],
-    good[:middle] + flipped + good[middle + 9 :],
-    b"this is not an archive",
-  ):
+  flipped = good[:middle] + flipped + good[middle + 9 :]
+  for bad in good[:middle], good[:2], good[9:], flipped, b"no archive":
     file.write_bytes(bad)
     with pytest.raises(ValueError, match=f"{file} is damaged .* or of a kind"):
       files.read(file)

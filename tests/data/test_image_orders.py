@@ -21,10 +21,8 @@ EVERY = Orders((*KINDS, "reverse", "random:5"), SHAPE)
 
 def jigsaw(order):
   """The image with quarter order[i] in the place of quarter i."""
-  new, at = (
-    IMAGE.copy(),
-    [*itertools.product((slice(2), slice(2, 4)), repeat=2)],
-  )
+  at = [*itertools.product((slice(2), slice(2, 4)), repeat=2)]
+  new = IMAGE.copy()
   for i, j in enumerate(order):
     new[at[i]] = IMAGE[at[j]]
   return new
@@ -128,13 +126,11 @@ def test_symbols_do_not_depend_on_later_ones_in_any_order(network):
 
 def test_samples_in_an_order_do_not_depend_on_the_decoder(network):
   experiment, params = network
-  given, found = np.asarray(experiment.batch(1))[:2, :40], []
+  given = np.asarray(experiment.batch(1))[:2, :40]
   inputs = params, sampling.Sampler(), given, 64
-  for decoder in (
-    sampling.Cached(experiment.model, (3, 7)),
-    sampling.Recompute(experiment.apply, 64, (3, 7)),
-  ):
-    found.append(sampling.sample(decoder, *inputs)[0])
+  cached = sampling.Cached(experiment.model, (3, 7))
+  plain = sampling.Recompute(experiment.apply, 64, (3, 7))
+  found = (sampling.sample(x, *inputs)[0] for x in (cached, plain))
   np.testing.assert_array_equal(*found)
 
 

@@ -33,10 +33,8 @@ def arrays(tmp_path, monkeypatch):
 def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
   train, valid = arrays
   source = data.source(config("imagenet64", tmp_path))
-  for split, expected in (
-    ("train", train[:3]),
-    ("validation", train[3:]),
-    ("test", valid),
+  for split, expected in zip(
+    data.SPLITS, (train[:3], train[3:], valid), strict=True
   ):
     found = np.stack(list(source.examples(split)))
     np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))

@@ -170,8 +170,6 @@ def test_rows_have_symbols_label_and_size(tmp_path):
   window, scored = source.windows("test")[0]
   np.testing.assert_array_equal(window, longest[0])
   assert scored.tolist() == [True]
-  with pytest.raises(ValueError, match="min_context=3 must be 0 for labels"):
-    source.windows("test", 3)
 
 
 def test_folders_of_splits_have_the_same_classes(tmp_path):

@@ -67,10 +67,7 @@ def test_layers_with_the_same_patterns_share_them(mode):
   [
     (" | ".join(["Strided(9)"] * 17), "interleaved"),
     (" - ".join(["Strided(9)"] * 140), "heads"),
-    (
-      "Local(3), (Local(4), Causal() & (" + "Full() | " * 16 + "Full()))",
-      "heads",
-    ),
+    (f"Local(3), (Local(4), Causal() & ({'Full() | ' * 16}Full()))", "heads"),
     (", ".join(["Strided(9)"] * 17), "merged"),
   ],
 )
@@ -150,14 +147,8 @@ def test_fixed_deepspeed_is_the_layout_of_deepspeed(num_blocks, head):
   size = 3
   layout = deepspeed_layout(num_blocks, 4, 1, 3, head)
   causal = np.tri(num_blocks * size, dtype=bool)
-  (pattern,) = patterns.factorize(
-    "fixed_deepspeed",
-    stride=4 * size,
-    window=1,
-    width=size,
-    num_summaries=3,
-    head=head,
-  )
+  settings = dict(stride=4 * size, window=1, width=size, num_summaries=3)
+  (pattern,) = patterns.factorize("fixed_deepspeed", **settings, head=head)
   expected = layout.repeat(size, 0).repeat(size, 1) & causal
   np.testing.assert_array_equal(pattern.matrix(num_blocks * size), expected)
 

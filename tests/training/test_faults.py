@@ -35,24 +35,14 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 SETTINGS = {
-  "model.dropout": 0.2,
-  "train.accumulation": 2,
-  "train.steps": 24,
-  "train.log_every": 2,
-  "eval.every": 4,
-  "eval.sequences": 16,
-  "checkpoint.every": 3,
-  "checkpoint.keep": 3,
+  **{"model.dropout": 0.2, "train.accumulation": 2, "train.steps": 24},
+  **{"train.log_every": 2, "eval.every": 4, "eval.sequences": 16},
+  **{"checkpoint.every": 3, "checkpoint.keep": 3},
 }
-CONTENT = {
-  "attention.pattern": runs.CONTENT,
-  "model.num_layers": 2,
-  "model.experts": 4,
-}
-SCHEDULE = {
-  "attention.pattern": "dense",
-  "attention.schedule": "6: Local(5) then 12: strided",
-}
+CONTENT = {"attention.pattern": runs.CONTENT, "model.num_layers": 2}
+CONTENT |= {"model.experts": 4}
+SCHEDULE = {"attention.pattern": "dense"}
+SCHEDULE |= {"attention.schedule": "6: Local(5) then 12: strided"}
 ORDERS = {"data.orders": ("rotation", "jigsaw")}
 
 

@@ -62,13 +62,9 @@ def test_independent_positions_score_the_entropy_of_their_values():
 def score(config, data, folder):
   """The record that the command writes."""
   out = folder / "out" / "baselines.json"
-  status = runs.command(
-    "benchmarks/baselines.py",
-    f"--config={runs.REPO}/configs/{config}.py",
-    f"--config.data.path={data}",
-    f"--out={out}",
-  )
-  assert status == 0
+  words = f"--config={runs.REPO}/configs/{config}.py", f"--out={out}"
+  words += (f"--config.data.path={data}",)
+  assert runs.command("benchmarks/baselines.py", *words) == 0
   assert str(folder) not in out.read_text()
   record = json.loads(out.read_text())
   return record, {row["model"]: row for row in record["rows"]}

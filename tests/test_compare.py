@@ -104,9 +104,8 @@ def test_runs_are_checked_without_computing_on_a_device():
     timed = of("optimizer.warmup_steps", "1;1000", ("seconds", 1.0))
     preflight.check_runs(timed)
     # 23.2 and 24.3 keys of 64.
-    preflight.check_runs(
-      of("attention.pattern", "Local(30);Local(32)", equal="keys")
-    )
+    alike = of("attention.pattern", "Local(30);Local(32)", equal="keys")
+    preflight.check_runs(alike)
     assert {*map(id, jax.live_arrays())} <= arrays
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
@@ -114,14 +113,9 @@ def test_runs_are_checked_without_computing_on_a_device():
 
 def test_comparison_does_not_go_on_with_other_data(tmp_path):
   path = tmp_path / "text"
-  plan = of(
-    "attention.pattern",
-    "dense;local",
-    root=tmp_path / "c",
-    **{"data.name": "bytes", "data.path": str(path)},
-    **{"data.length": 32, "data.columns": 8},
-    **{"data.fractions": (0.5, 0.25, 0.25)},
-  )
+  changes = {"data.name": "bytes", "data.path": str(path), "data.length": 32}
+  changes |= {"data.columns": 8, "data.fractions": (0.5, 0.25, 0.25)}
+  plan = of("attention.pattern", "dense;local", root=tmp_path / "c", **changes)
   path.write_bytes(b"abcd" * 256)
   preflight.begin(plan)
   preflight.begin(plan)
@@ -173,9 +167,8 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   tested = [run | dict(test=test) for run in TWO[3:]]
   tune = ["optimizer.learning_rate", ["1e-3", "0.01", "0.1"]]
   about = comparisons.record(*TWO, tune=tune)["about"]
-  plan = of(
-    "attention.pattern", "dense;local", tuned=tune[0], candidates=tune[1]
-  )
+  grid = dict(tuned=tune[0], candidates=tune[1])
+  plan = of("attention.pattern", "dense;local", **grid)
   scores = {"dense": (3.5, 2.0, None), "local": (4.0, 4.0, 3.0)}
   found = [
     bits and dict(bits_per_dim=bits)
@@ -204,9 +197,8 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
 
 def test_figure_has_a_line_for_each_value_and_a_legend_beside():
   names = ["Local(8) | " * 9 + f"Global({i})" for i in range(30)]
-  made = comparisons.record(
-    *(comparisons.run(name, 0, 3 + i / 100) for i, name in enumerate(names))
-  )
+  bits = ((name, 0, 3 + i / 100) for i, name in enumerate(names))
+  made = comparisons.record(*(comparisons.run(*x) for x in bits))
   figure = record.draw_curves(made)
   figure.draw_without_rendering()
   time, steps = figure.axes
@@ -422,11 +414,8 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   line += [f"--vary=attention.pattern={values}", "--config.checkpoint.every=1"]
   folders = [root / f"{x}/seed0" for x in ("local", "Rake_4-c752c6b1")]
   folders = folders[-1 - values.count(";") :]
-  first = subprocess.Popen(
-    [sys.executable, "-m", "sparse_transformer.compare", *line],
-    cwd=runs.REPO,
-    process_group=0,
-  )
+  command = sys.executable, "-m", "sparse_transformer.compare", *line
+  first = subprocess.Popen(command, cwd=runs.REPO, process_group=0)
   while not all((x / "checkpoints").exists() for x in folders):
     assert first.poll() is None
     time.sleep(0.01)
@@ -442,9 +431,8 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   run = record.of_choice(made["runs"], "Rake(4)")[0]
   assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
   assert 3 < run["validation"]["bits_per_dim"] < 6
-  assert made["rows"][0]["test"] and not any(
-    x["test"] for x in made["rows"][1:]
-  )
+  best, *others = made["rows"]
+  assert best["test"] and not any(x["test"] for x in others)
   assert hook.read_text().count("6 end") == len(folders)
   # The same as of a run that was not stopped, in another process.
   loop.train(config_lib.read_config(folders[-1]), tmp_path / "whole")

@@ -53,9 +53,8 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
   assert asked == [(step, m) for step in (2, 4) for m in (0, 7, 31)]
   assert len({line["tokens"] for line in found}) == 1
   assert len({line["bits_per_dim"] for line in found}) == 6
-  assert lines(capfd, workdir, "--step=2,4", "--min_context=7") == [
-    line for line in found if line["min_context"] == 7
-  ]
+  again = lines(capfd, workdir, "--step=2,4", "--min_context=7")
+  assert again == [line for line in found if line["min_context"] == 7]
   assert lines(capfd, workdir) == [found[3]]  # the last step, no context
   (raw,) = lines(capfd, workdir, "--weights=params")
   assert (raw["weights"], found[3]["weights"]) == ("params", "ema")
@@ -65,11 +64,8 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
 def test_contexts_share_one_compilation(workdir, monkeypatch):
   made = []
   make_losses = scoring.make_losses
-  monkeypatch.setattr(
-    scoring,
-    "make_losses",
-    lambda apply: made.append(make_losses(apply)) or made[-1],
-  )
+  spy = lambda apply: made.append(make_losses(apply)) or made[-1]
+  monkeypatch.setattr(scoring, "make_losses", spy)
   words = "--min_context=16,24,28,31", "--step=2,4"
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   (losses,) = made
@@ -108,9 +104,8 @@ def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
   folder = shutil.copytree(workdir, tmp_path / "run")
   for step, bits in ((4, 4.5), (2, float("nan")), (2, 3.5)):
     about = folder / "checkpoints" / str(step) / "about" / "metadata"
-    about.write_text(
-      json.dumps(json.loads(about.read_text()) | {"validation": bits})
-    )
+    content = json.loads(about.read_text()) | {"validation": bits}
+    about.write_text(json.dumps(content))
     files = about.parents[1] / "files.json"
     crc = {"about/metadata": store.files.crc32(about)}
     files.write_text(json.dumps(json.loads(files.read_text()) | crc))

@@ -41,9 +41,7 @@ def test_digits():
   # 12 FLOPs for each pair and for each of 32 channels.
   pairs = 4 * 3 * (484 + 288)
   assert result["flops"]["attention"] == pairs * 12 * 32 / 64
-  assert any(
-    line.split()[:2] == ["all", f"{pairs:,}"] for line in result["text"]
-  )
+  assert ["all", f"{pairs:,}"] in [x.split()[:2] for x in result["text"]]
   assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
   assert result["cache"] == 4 * 3 * (8 + 57) * 64 * 4
   assert result["memory"]["parameters"] == 4 * parameters
@@ -104,9 +102,8 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   for text in str(patterns.Local(2)), "sees  ", "1,196,416":
     assert text in out
   assert [path.name for path in tmp_path.iterdir()] == ["patterns.png"]
-  assert (
-    runs.command(SCRIPT, *words, *runs.flags_of(), "--json", "--compile") == 0
-  )
+  words += *runs.flags_of(), "--json", "--compile"
+  assert runs.command(SCRIPT, *words) == 0
   result = json.loads(capsys.readouterr().out)
   compiled, parameters = result["compiled"], result["network"]["parameters"]
   assert compiled["arguments"] > 3 * 4 * parameters
@@ -135,9 +132,8 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   blocks, strided = patterns.parse("Block(8) | TopBlocks(8, 3), Strided(8)")
   assert rows[1]["pairs"] == analysis.count_pairs(blocks[0], 64)
   assert rows[2]["pairs"] == rows[3]["pairs"] == strided[0].pairs(64)
-  assert result["pictures"] == [
-    str(run / "attention" / f"layer_{layer}.png") for layer in (0, 1)
-  ]
+  pictures = (run / "attention" / f"layer_{layer}.png" for layer in (0, 1))
+  assert result["pictures"] == [*map(str, pictures)]
   saved = json.loads((run / "attention" / "attention.json").read_text())
   assert saved == {key: result[key] for key in saved}
   sharp = f"--out={run / 'sharp'}", "--temperature=0.1"

@@ -85,9 +85,8 @@ def test_layers_are_separate_and_in_order(network, tmp_path):
     arrays = {name: file.get_tensor(name) for name in file.keys()}
     metadata = file.metadata()
   assert json.loads(metadata["config"])["model"]["num_heads"] == 2
-  assert sum(x.size for x in arrays.values()) == sum(
-    x.size for x in jax.tree.leaves(params)
-  )
+  sizes = (x.size for x in jax.tree.leaves(params))
+  assert sum(x.size for x in arrays.values()) == sum(sizes)
   same = np.testing.assert_array_equal
   same(arrays["token.embedding"], params["token"]["embedding"])
   same(arrays["logits.kernel"], params["logits"]["kernel"])
@@ -131,10 +130,8 @@ def test_file_says_what_it_holds(trained, tmp_path, capsys):
 def test_run_starts_from_a_file(trained, tmp_path):
   path, new = tmp_path / "digits.safetensors", tmp_path / "new"
   assert command(trained, path) == 0
-  settings = runs.flags_of(
-    **{"train.steps": 0, "train.init_from": str(path), "train.seed": 1}
-  )
-  line = runs.DIGITS, *settings, f"--workdir={new}"
+  start = {"train.steps": 0, "train.init_from": str(path), "train.seed": 1}
+  line = runs.DIGITS, *runs.flags_of(**start), f"--workdir={new}"
   assert runs.command("train.py", *line) == 0
   expected = restore(*open_run(trained)).ema
   for name in "params", "ema":

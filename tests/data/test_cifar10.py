@@ -164,27 +164,19 @@ def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
   every = in_order(builder.TRAIN_FILES)
   validation = rows(tmp_path, "validation", "cifar10_distaug")
   assert sorted(validation) == sorted(every[i] for i in drawn)
-  labels = [
-    row[-2]
-    for row in data.source(config("cifar10_gray", tmp_path)).examples("test")
-  ]
+  gray = data.source(config("cifar10_gray", tmp_path))
+  labels = [row[-2] for row in gray.examples("test")]
   assert sorted(labels) == sorted(archive["test_batch.bin"][:, 0])
   assert "tensorflow" not in sys.modules
   # Without the archive, in the default folder, by the command: it is prepared.
   shutil.rmtree(tmp_path / "downloads")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   assert rows("", "test") == found["test"]
-  words = "-m", "sparse_transformer.data", "prepare", "cifar10"
-  done = subprocess.run(
-    [sys.executable, *words],
-    cwd=small_data.REPO,
-    capture_output=True,
-    text=True,
-  )
-  expected = (
-    f"cifar10_bytes is in {builder.data_path}: 40 train, 8 test records"
-  )
-  assert expected in done.stdout
+  words = sys.executable, "-m", "sparse_transformer.data", "prepare", "cifar10"
+  settings = dict(cwd=small_data.REPO, capture_output=True, text=True)
+  done = subprocess.run(words, **settings)
+  place = f"cifar10_bytes is in {builder.data_path}"
+  assert f"{place}: 40 train, 8 test records" in done.stdout
 
 
 def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, archive):

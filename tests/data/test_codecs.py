@@ -48,9 +48,8 @@ def test_saved_symbols_decode_to_the_same_symbols(codec, tmp_path):
 def test_several_sequences_are_saved(tmp_path):
   sequences = np.random.RandomState(0).randint(0, 4, (3, 150)).astype(np.uint8)
   (path,) = codecs.Text().save(tmp_path / "samples", sequences)
-  assert path.read_bytes().split(codecs.RULE) == [
-    row.tobytes() for row in sequences
-  ]
+  parts = path.read_bytes().split(codecs.RULE)
+  assert parts == [row.tobytes() for row in sequences]
   (path,) = codecs.Fasta().save(tmp_path / "samples", sequences)
   assert max(map(len, path.read_text().splitlines())) == 70
   found = codecs.Fasta().decode(path.read_bytes(), path)

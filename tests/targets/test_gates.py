@@ -86,11 +86,8 @@ def attention_of(length, qk_width, value_width, pattern="strided", **fields):
 
 def is_within_a_gpu(kernel, name):
   shared = int(hardware.GPUS[name]["shared"])
-  return (
-    not kernel["spilled_bytes"]
-    and 0 < kernel["registers"] <= 255
-    and 0 < kernel["shared_bytes"] <= shared
-  )
+  fits = 0 < kernel["registers"] <= 255 and not kernel["spilled_bytes"]
+  return fits and 0 < kernel["shared_bytes"] <= shared
 
 
 @pytest.mark.parametrize("preset, target, part", LIMITS)

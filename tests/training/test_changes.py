@@ -81,10 +81,8 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   state, about = warm_start.first_state(Experiment(config))
   assert about["random"] == ["logits.kernel", "token.embedding"]
   assert about["unused"] == []
-  random, other = (
-    Experiment(config).first_state().params,
-    last_state(trained, runs.tiny()).ema,
-  )
+  random = Experiment(config).first_state().params
+  other = last_state(trained, runs.tiny()).ema
   for name in ("logits", "token"):
     assert arrays(state.params[name]) == arrays(random[name])
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
@@ -134,8 +132,7 @@ def test_weights_that_mean_something_else_are_rejected_or_named(
 def test_settings_that_change_no_meaning_may_differ(tmp_path):
   other = runs.untrained(tmp_path, runs.tiny())
   changes = {"model.dropout": 0.1, "model.remat": "none"}
-  changes |= {"model.dtype": "bfloat16"}
-  changes |= {"train.init_from": str(other)}
+  changes |= {"model.dtype": "bfloat16", "train.init_from": str(other)}
   warm_start.first_state(Experiment(runs.tiny(**changes)))
 
 
@@ -207,9 +204,8 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
     loop.train(config, workdir, allow_changes=True)
   later.unlink()
   loop.train(config, workdir, allow_changes=True)
-  assert (
-    "attention.pattern was 'strided', is 'dense'" in capsys.readouterr().err
-  )
+  words = "attention.pattern was 'strided', is 'dense'"
+  assert words in capsys.readouterr().err
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 2
   free = {"attention.backend": "dense", "mesh.data": 1}
@@ -249,6 +245,5 @@ def test_schedule_is_evaluated_by_its_last_pattern():
   assert experiment.model == last.model
   tokens, params = experiment.batch(0), experiment.first_state().params
   params["logits"]["kernel"] += np.arange(16.0)[:, None] * np.arange(17)
-  assert arrays(experiment.losses(params, tokens)) == arrays(
-    last.losses(params, tokens)
-  )
+  found, expected = (x.losses(params, tokens) for x in (experiment, last))
+  assert arrays(found) == arrays(expected)

@@ -8,9 +8,7 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
-from tensorboard.backend.event_processing.event_accumulator import (
-  EventAccumulator,
-)
+from tensorboard.backend.event_processing import event_accumulator
 
 from sparse_transformer.progress import progress
 from sparse_transformer.training import metrics, stopwatch
@@ -80,7 +78,7 @@ def test_closed_pipe_does_not_end_a_run(tmp_path, monkeypatch):
 
 def board(folder):
   """What TensorBoard reads in a folder."""
-  return EventAccumulator(str(folder)).Reload()
+  return event_accumulator.EventAccumulator(str(folder)).Reload()
 
 
 def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):

@@ -163,10 +163,8 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
         lambda m, g, beta=beta, power=power: beta * m + (1 - beta) * g**power,
         *(average, gradients),
       )
-      for average, beta, power in (
-        (slow, 0.95, 1),
-        (fast, 0.8, 1),
-        (square, 0.95, 2),
+      for average, beta, power in zip(
+        (slow, fast, square), (0.95, 0.8, 0.95), (1, 1, 2), strict=True
       )
     )
     rate = float(make_schedule(settings)(t))

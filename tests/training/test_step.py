@@ -95,17 +95,10 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
 ):
   monkeypatch.setattr(optimizer_lib, "CLIP_NORM", clip_norm)
   monkeypatch.setattr(optimizer_lib, "EPSILON", 1e-3)
-  config, optimizer, step = stepper(
-    **{
-      "optimizer.learning_rate": 0.01,
-      "optimizer.weight_decay": 0.3,
-      "optimizer.beta1": 0.8,
-      "optimizer.beta2": 0.95,
-      "optimizer.ema_decay": 0.25,
-      "optimizer.warmup_steps": 2,
-      "train.steps": 6,
-    }
-  )
+  settings = dict(learning_rate=0.01, weight_decay=0.3, beta1=0.8, beta2=0.95)
+  settings |= dict(ema_decay=0.25, warmup_steps=2)
+  settings = {f"optimizer.{x}": y for x, y in settings.items()}
+  config, optimizer, step = stepper(**settings, **{"train.steps": 6})
   state, gradient = table_state(optimizer), jax.jit(jax.grad(mean_loss))
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
   m = jax.tree.map(np.zeros_like, p)
@@ -206,11 +199,8 @@ def test_accumulation_gives_the_same_update(trained):
   _, batches, step, states, _ = trained
   config = runs.tiny(**SETTINGS | {"train.accumulation": 4})
   parts = jax.jit(Experiment(config).step)(states[2], batches[2])
-  jax.tree.map(
-    functools.partial(np.testing.assert_allclose, atol=1e-5),
-    parts,
-    step(states[2], batches[2]),
-  )
+  close = functools.partial(np.testing.assert_allclose, atol=1e-5)
+  jax.tree.map(close, parts, step(states[2], batches[2]))
 
 
 def test_initial_state_is_a_function_of_the_seed_and_can_be_donated(trained):

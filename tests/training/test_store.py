@@ -102,10 +102,8 @@ def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
 
 
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
-  for part in (
-    ((1, 3.0), (2, 1.0), (3, 2.0)),
-    ((4, None), (5, 1.5)),  # of a run that resumes
-  ):
+  resumed = (4, None), (5, 1.5)
+  for part in ((1, 3.0), (2, 1.0), (3, 2.0)), resumed:
     with store.Checkpoints(tmp_path, keep=2) as checkpoints:
       for step, bits in part:
         checkpoints.save(at(state, step), bits)
@@ -275,11 +273,8 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
 ):
   save(tmp_path, state, 4, 8)
   step, found = tmp_path / "checkpoints" / "8", files_of(tmp_path, 8)
-  assert {x.partition("/")[0] for x in found} == {
-    "state",
-    "about",
-    "files.json",
-  }
+  parts = {x.partition("/")[0] for x in found}
+  assert parts == {"state", "about", "files.json"}
   for name, file in found.items():
     content = file.read_bytes()
     if damage == "deleted":

@@ -50,19 +50,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 174,
-  "attention": 5_751,
-  "benchmarks": 2_997,
-  "commands": 1_847,
-  "comparison": 830,
-  "data": 1_620,
+  "attention": 5_942,
+  "benchmarks": 2_995,
+  "commands": 2_133,
+  "comparison": 786,
+  "data": 1_799,
   "figures": 351,
-  "library": 18_823,
-  "model": 1_764,
-  "patterns": 2_614,
-  "targets": 580,
-  "tests": 16_310,
-  "training": 3_466,
-  "words of docs": 19_336,
+  "library": 19_702,
+  "model": 1_792,
+  "patterns": 2_539,
+  "targets": 553,
+  "tests": 17_498,
+  "training": 3_807,
+  "words of docs": 19_601,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -166,10 +166,12 @@ def _parse(parse, takes_words, argv):
     raise ValueError(
       f"unexpected argument {arguments[1]!r}; settings are --name=value"
     )
-  flag_of = flags.FLAGS.__getitem__
-  once = (x for x in flags.FLAGS if not isinstance(flag_of(x), flags.MultiFlag))
-  if twice := [x for x in once if flag_of(x).present > 1]:
-    raise ValueError(f"--{twice[0]} is given twice; give it once")
+  for name in flags.FLAGS:
+    times = flags.FLAGS[name].present
+    if isinstance(flags.FLAGS[name], flags.MultiFlag):  # its items are counted
+      times = sum(bool(re.match(rf"--?{name}(=|$)", x)) for x in sys.argv)
+    if times > 1:
+      raise ValueError(f"--{name} is given twice; give it once")
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):
       raise ValueError(f"--{flag.name} is empty; see --help")

@@ -24,9 +24,9 @@ def size(path: pathlib.Path) -> int:
 def read_json(
   path: pathlib.Path, kind: type = object, lines: bool = False
 ) -> Any:
-  """Reads a JSON value, or the list of those in its lines.
+  """Reads a JSON value, or with `lines` a list of one value per line.
 
-  Raises ValueError if the file is no regular one, or no JSON of this kind.
+  Raises ValueError if the file is not regular, or not JSON of this kind.
   """
   if (found := size(path)) > MAX_JSON:
     raise ValueError(f"{path} cannot be read: it has {found:,} bytes")
@@ -62,7 +62,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """A new file, which then replaces `path`; if writing fails, `path` stays.
 
-  Neither is a link that is followed, or a pipe that is waited for.
+  A link or a pipe at `path` is replaced, not followed or waited for.
   """
   new = path.with_name(f".{secrets.token_hex(8)}.new")  # nobody else's
   try:
@@ -72,7 +72,7 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   except BaseException as error:
     with contextlib.suppress(OSError):
       new.unlink()
-    # That of a full disk names no file, and others not the one that matters.
+    # The error of a full disk names no file, and others name the new one.
     if isinstance(error, OSError) and error.filename in (None, str(new), new):
       reason = error.errno or errno.EIO, error.strerror or str(error)
       raise OSError(*reason, str(path)) from error

@@ -71,6 +71,7 @@ def run(
   if isinstance(sys.stdout, io.TextIOWrapper):  # maybe not of Unicode
     sys.stdout.reconfigure(errors="backslashreplace")
   programs.keep()
+  sys.unraisablehook = _report
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
   parse = functools.partial(_parse, parse, takes_words)
   app.run(lambda x: _call(main, x), flags_parser=lambda x: _call(parse, x))
@@ -130,6 +131,12 @@ def overrides(exact: bool = False) -> dict[str, Any]:
   """The fields of --config that flags set; if exact, float32 unless they do."""
   found = config_flags.get_override_values(flags.FLAGS["config"])
   return {"model.dtype": "float32"} | found if exact else found
+
+
+def _report(problem, report=sys.unraisablehook):
+  """Passes on what threads print, except that Orbax closed their event loop."""
+  if str(problem.exc_value) != "Event loop is closed":  # as a write failed
+    report(problem)
 
 
 def _list_in_help(name):

@@ -31,7 +31,7 @@ AFFECTS = {
   "updates": ("attention.schedule", "eval.sequences", "optimizer.", "train."),
   "updates and scores": ("attention.",),
   "rounding": ("model.dtype",),
-  "data": ("data.fractions", "data.name"),  # if they are not the run's own
+  "data": ("data.fractions", "data.name"),  # with other data than the run's
 }
 # Fields that may differ if a run resumes, if it does so with --allow_changes,
 # and if it is evaluated; the last two tell how scores differ.

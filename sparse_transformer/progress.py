@@ -28,8 +28,8 @@ def progress(
 ) -> Iterator[Callable[[int], None]]:
   """Shows how much of some work is done, on standard error.
 
-  A terminal has a bar, and anything else a line every 30 seconds. The context
-  is a function to call with how much was done since the last call.
+  A terminal has a bar, and anything else a line every 30 seconds. Yields a
+  function to call with how much was done since its last call.
 
   Args:
     label: names the work.

@@ -193,7 +193,7 @@ class Optimizer(Group):
     "decay over all steps; wsd: linear, over the last fifth",
     one_of("constant", "linear", "cosine", "wsd"),
   )
-  minimum: float = field(0.0, "where the decay ends, of the peak", SHARE)
+  minimum: float = field(0.0, "end of the decay, as a share of the peak", SHARE)
   beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
   beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
   weight_decay: float = field(0.01, "times the learning rate; of matrices only")

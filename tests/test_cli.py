@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import runs
@@ -210,3 +211,12 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
   assert capsys.readouterr().err == ""
   assert not flags.FLAGS.is_parsed()
   assert handlers == [signal.getsignal(number) for number in signals.STOPPING]
+
+
+def test_closed_event_loop_of_orbax_is_not_shown():
+  """Its threads print that, many times, after a write has failed."""
+  shown = []
+  for text in ("Event loop is closed", "other"):
+    problem = types.SimpleNamespace(exc_value=RuntimeError(text))
+    cli._report(problem, shown.append)
+  assert [str(x.exc_value) for x in shown] == ["other"]

@@ -175,10 +175,10 @@ def test_sentence_has_as_many_digits_as_are_known():
     "test, step 1,000: 1.512 ± 0.017 bits/dim, 200 images, examples=200,"
     " attention.pattern=dense"
   )
-  result |= dict(standard_error=None, unit="bits/byte", overrides={})
-  assert evaluations.sentence(result, data.Stream(32, 8, dict)) == (
-    "test, step 1,000: 1.5123 bits/byte, 12,800 bytes"
-  )
+  for unknown in None, math.nan:
+    result |= dict(standard_error=unknown, unit="bits/byte", overrides={})
+    line = evaluations.sentence(result, data.Stream(32, 8, dict))
+    assert line == "test, step 1,000: 1.5123 bits/byte, 12,800 bytes"
 
 
 # Other data than those of the run.

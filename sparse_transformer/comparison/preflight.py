@@ -77,6 +77,6 @@ def check_runs(plan: Comparison) -> list[dict]:
 def _distinct(plan: Comparison) -> list[Trial]:
   """Runs that differ in more than their seed."""
   pairs = itertools.product(plan.choices, plan.candidates or [""])
-  seed = plan.seeds[-1] + bool(plan.tuned)
+  seed = plan.seeds[-1] + bool(plan.tuned)  # the highest in use
   final = [Trial(plan, *pair, seed) for pair in pairs]
   return final + plan.tuning * bool(plan.tune_budget)

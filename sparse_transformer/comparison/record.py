@@ -125,8 +125,8 @@ def write_record(path: pathlib.Path, record: Record) -> None:
 def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
   """(x, mean, lowest, highest) of the curves of several seeds.
 
-  x are the points within all curves at which any seed was validated. Between
-  its points, each with a larger x than the last, a curve is straight.
+  x are the points within all curves at which any seed was validated; there,
+  the other curves are interpolated linearly.
   """
   names = axis, "bits_per_dim"
   curves = [np.array([run["curve"][x] for x in names], float) for run in runs]

@@ -226,13 +226,12 @@ def restore(
     FileNotFoundError: no checkpoint exists, or it has just been deleted.
     ValueError: the checkpoint is from another network, or on other data.
   """
-  state = checkpoints.restore(experiment.like, step)
   config, source, digest = experiment.config, experiment.source, None
-  free = config_lib.FREE_IN_EVALUATION
-  if with_data and checkpoints.has_other_data(int(state.step), config):
-    checkpoints.check_symbols(int(state.step), source)
+  step, free = checkpoints.find(step), config_lib.FREE_IN_EVALUATION
+  if with_data and checkpoints.has_other_data(step, config):
+    checkpoints.check_symbols(step, source)
     free = {*free, "data"}
   elif with_data:
     digest = source.digest()
-  checkpoints.check(int(state.step), config, digest, free)
-  return state
+  checkpoints.check(step, config, digest, free)  # names fields, not arrays
+  return checkpoints.restore(experiment.like, step)

@@ -18,11 +18,11 @@ COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
   """Raises ValueError if a folder cannot be a run's, or a comparison's.
 
-  Its name cannot, or it holds a file by which it is something else.
+  Either its name is unsuitable, or a file `other` shows that it holds `what`.
   """
   name, path = os.fspath(workdir), pathlib.Path(workdir)
   found = next(filter(os.path.lexists, (path, *path.parents)), path)
-  is_odd = ".." in path.relative_to(found).parts  # which ends elsewhere, later
+  is_odd = ".." in path.relative_to(found).parts  # another once this exists
   # Orbax takes some for a pattern, or for a bucket.
   if is_odd or re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(

@@ -157,17 +157,17 @@ class Checkpoints:
     return changes
 
   def config(self, step: int) -> config_lib.Config:
-    """The config that made a checkpoint; of `FREE` fields, in config.json.
+    """The config that made a checkpoint, with `FREE` fields of config.json.
 
-    Raises ValueError if that is of another run, OSError if there is none.
+    Raises ValueError if that file is of another run, OSError if it is missing.
     """
-    now, free = config_lib.read_config(self.workdir), config_lib.CHANGEABLE
-    changes = self.check(step, now, None, free).items()
-    kept = {x for x, _ in changes if config_lib.affects(x) in config_lib.FREE}
-    return now.replace(**{x: old for x, (old, _) in changes if x not in kept})
+    now, free = config_lib.read_config(self.workdir), config_lib.FREE
+    changes = self.check(step, now, None, config_lib.CHANGEABLE).items()
+    made = lambda field: config_lib.affects(field) not in free
+    return now.replace(**{x: old for x, (old, _) in changes if made(x)})
 
   def has_other_data(self, step: int, config: config_lib.Config) -> bool:
-    """Whether a config does not name the data that the workdir's names."""
+    """Whether a config names other data than the run's."""
     own = self.config(step).data
     return (own.name, own.path) != (config.data.name, config.data.path)
 
@@ -420,12 +420,3 @@ def _first_line(error: Exception) -> str:
 logging.getLogger("absl").addFilter(
   lambda record: "/orbax/checkpoint/" not in record.pathname
 )
-
-
-def _report(problem, report=sys.unraisablehook):
-  """Passes on what threads print, except that Orbax closed their event loop."""
-  if str(problem.exc_value) != "Event loop is closed":  # as a write failed
-    report(problem)
-
-
-sys.unraisablehook = _report

@@ -86,8 +86,9 @@ def evaluate(
     unit=source.unit,
   )
   plain = dataclasses.replace(request, command="")
-  if plain == Request("validation") and not config.eval.sequences:
-    saved = checkpoints.describe(int(state.step)).get("validation")
+  in_training = checkpoints.config(step).eval
+  if plain == Request("validation") and not in_training.sequences:
+    saved = checkpoints.describe(step).get("validation")
     about |= dict(in_training=saved) if saved else {}
   # By default, GPUs and TPUs round the operands of products in float32.
   precision = jax.default_matmul_precision.value
@@ -128,7 +129,7 @@ def sentence(result: Result, source: data.Source) -> str:
 
   def shown(name: str, error: str) -> str:
     value, spread = result[name], result[error]
-    if not spread:
+    if not (spread and math.isfinite(spread)):
       return f"{value:.4f}"
     digits = max(0, 1 - math.floor(math.log10(spread)))
     return f"{value:.{digits}f} ± {spread:.{digits}f}"

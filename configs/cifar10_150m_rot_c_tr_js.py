@@ -1,7 +1,7 @@
 """CIFAR-10, 152M parameters, images in 1,152 orders.
 
 Paper row: none in Child et al. 2019; preset c10-150m-rot-c-tr-js of Jun et al.
-2020, of which they released the weights, c10-150m-rot-tr-c-js-dist-aug.npz.
+2020, who released its weights as c10-150m-rot-tr-c-js-dist-aug.npz.
 
   python train.py --config=configs/cifar10_150m_rot_c_tr_js.py --workdir=runs/js
   python eval.py --workdir=runs/js --step=best

@@ -1,7 +1,7 @@
 """CIFAR-10, 15M parameters, each image in one of four rotations.
 
-Paper row: none in Child et al. 2019; preset c10_15m_rot of Jun et al. 2020, of
-which they released the weights, c10-15m-rot-dist-aug.npz.
+Paper row: none in Child et al. 2019; preset c10_15m_rot of Jun et al. 2020, who
+released its weights as c10-15m-rot-dist-aug.npz.
 
   python train.py --config=configs/cifar10_15m_rot.py --workdir=runs/rot
   python eval.py --workdir=runs/rot --step=best

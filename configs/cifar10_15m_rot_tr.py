@@ -1,7 +1,7 @@
 """CIFAR-10, 15M parameters, each image rotated and perhaps transposed.
 
 Paper row: none in Child et al. 2019; preset c10_15m_rot_tr of Jun et al. 2020,
-of which they released the weights, c10-15m-rot-tr-dist-aug.npz.
+who released its weights as c10-15m-rot-tr-dist-aug.npz.
 
   python train.py --config=configs/cifar10_15m_rot_tr.py --workdir=runs/rot_tr
   python eval.py --workdir=runs/rot_tr --step=best

@@ -68,7 +68,7 @@ def run(
     parse: `on_config`, `on_workdir` or `on_either`; by default absl's.
     takes_words: whether arguments other than flags are allowed.
   """
-  if isinstance(sys.stdout, io.TextIOWrapper):  # maybe not of Unicode
+  if isinstance(sys.stdout, io.TextIOWrapper):  # may lack Unicode
     sys.stdout.reconfigure(errors="backslashreplace")
   programs.keep()
   sys.unraisablehook = _report
@@ -166,7 +166,7 @@ def _parse(parse, takes_words, argv):
     reason = error.args[0] if len(error.args) == 1 else error
     if isinstance(reason, KeyError):
       reason = reason.args[0]
-    if "NoneType" in f"{reason}":  # of which no field can be set
+    if "NoneType" in f"{reason}":  # it has no fields to set
       reason = "get_config must return a ConfigDict"
     raise ValueError(f"--config: {type(error).__name__}: {reason}") from error
   if not takes_words and len(arguments) > 1:
@@ -188,7 +188,7 @@ def _parse(parse, takes_words, argv):
 def _call(function, argv):
   # No command opens a window, as the backend of a notebook would.
   os.environ["MPLBACKEND"] = "agg"
-  # Orbax logs every step it takes, and ml_collections what raises soon.
+  # Orbax logs every step it takes, and ml_collections what it then raises.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.ERROR)
   try:
@@ -208,7 +208,7 @@ def describe(error: BaseException) -> str | None:
   """A line about an error for the user; None if it is a bug."""
   try:
     text = str(error)
-  except Exception:  # which only that of a config file raises
+  except Exception:  # of a class in a config file
     return type(error).__name__
   if isinstance(error, ModuleNotFoundError):
     return version.missing(error)

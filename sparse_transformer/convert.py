@@ -2,9 +2,9 @@
 
 python -m sparse_transformer.convert FILE.npz --workdir=runs/released
 
-All commands can read the run; its checkpoint is of step 0. A .npz of Jun et al.
-2020 has the config in configs/ with as many layers, or --config with overrides;
-a .safetensors has its own.
+All commands can read the run; its checkpoint is of step 0. By default, the
+config is the file's own or, for a .npz of Jun et al. 2020, the one in configs/
+with as many layers; --config sets another.
 """
 
 import pathlib
@@ -58,6 +58,6 @@ def _preset(path, weights, about):
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of the new run.")
   flags.DEFINE_enum(
-    "weights", "ema", ("ema", "params"), "Of a .npz: averages, or the others."
+    "weights", "ema", ("ema", "params"), "Of a .npz: averaged weights, or raw."
   )
   cli.run(main, cli.on_config, takes_words=True)

@@ -43,10 +43,10 @@ def packages() -> dict[str, str]:
 
 def command(**values: object) -> str:
   """This process's command as a line of a shell, with other values of flags."""
-  line = shlex.join(["python", *sys.orig_argv[1:]])
+  line = "\0".join(["python", *sys.orig_argv[1:]])
   for name, value in values.items():
-    line = re.sub(rf" --?{name}[= ]\S+", "", line) + f" --{name}={value}"
-  return line
+    line = re.sub(rf"\0--?{name}[=\0][^\0]*", "", line) + f"\0--{name}={value}"
+  return shlex.join(line.split("\0"))
 
 
 def commit() -> str | None:

@@ -45,13 +45,14 @@ def test_text_continues_a_prompt(text, tmp_path):
 
 def test_samples_are_printed_and_kept_apart(text, tmp_path, capsys):
   before = runs.files(text)
-  assert command(text, "--num=1", f"--out={tmp_path}", "--prompt=abc") == 0
+  prompt = "--prompt=abc --step=7"  # one word of the command
+  assert command(text, "--num=1", f"--out={tmp_path}", prompt) == 0
   out = capsys.readouterr().out
   assert out.startswith("abc")
   assert f"1 sample of step 0 in {tmp_path / 'samples.txt'}" in out
-  assert {path.name for path in tmp_path.iterdir()} == {
-    *("samples.txt", "samples.json")
-  }
+  assert f"'{prompt}' --step=0" in (tmp_path / "samples.json").read_text()
+  names = sorted(path.name for path in tmp_path.iterdir())
+  assert names == ["samples.json", "samples.txt"]
   assert runs.files(text) == before
 
 

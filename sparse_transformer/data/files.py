@@ -77,7 +77,7 @@ def check_path(path: str) -> pathlib.Path:
 
 
 def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
-  """Warns that files in a place are joined, whose names tell splits."""
+  """Warns if the files that a place joins have names of several splits."""
   words = {SPLIT_OF[x.lower()]: y for y in names for x in WORD.findall(y)}
   if len(words) > 1:
     tell(

@@ -63,7 +63,7 @@ def recall(config: ConfigDict) -> Images:
 
 
 def _make(config, vocab_size, bits, generate):
-  """A source of gray images, of which the best predictor loses `bits` each."""
+  """A source of gray images; the best predictor loses `bits` on each."""
   n, columns = config.length, config.columns
   if n % columns:
     raise ValueError(

@@ -24,13 +24,13 @@ SEED = 42  # of random orders, as in the released code
 
 @dataclasses.dataclass(frozen=True)
 class Orders:
-  """Kinds of orders that a source has; labels are one for each kind.
+  """Kinds of orders that a source has; a label of each kind tells an order.
 
   Attributes:
     names: keys of `KINDS`, or random:K for K fixed orders.
     shape: of images: (rows, columns, channels).
-    tables: by name, the places of positions in the image, [labels, n]; of the
-      label 0, the same.
+    tables: by name, the places of positions in the image, [labels, n]; label 0
+      is the image as it is.
 
   Raises:
     ValueError: a name is unknown, or images of this shape have no such orders.
@@ -57,14 +57,13 @@ class Orders:
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
     """The labels of words NAME=LABEL, 0 where none is given; or ValueError."""
     sizes = {name: len(x) for name, x in self.tables.items()}
+    known = "".join(f"{k}=0 to {x - 1}, " for k, x in sizes.items())
+    known = f"{known}each once" if known else "there are none"
     found = dict.fromkeys(self.names, 0)
     for word in words:
       name, _, label = word.rpartition("=")
-      if label not in map(str, range(sizes.get(name, 0))):
-        known = ", ".join(f"{k}=0 to {x - 1}" for k, x in sizes.items())
-        raise ValueError(
-          f"--order={word} must be of data.orders: {known or 'there are none'}"
-        )
+      if label not in map(str, range(sizes.pop(name, 0))):
+        raise ValueError(f"--order={word} must be of data.orders: {known}")
       found[name] = int(label)
     return tuple(found.values())
 

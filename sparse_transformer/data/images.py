@@ -116,7 +116,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
 
 
 def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
-  """The shape of a picture, of which only the header is read."""
+  """The shape of a picture, read from its header."""
   with _opened(path) as image:
     mode, (columns, rows) = image.mode, image.size
     # Pillow drops a transparent color, and the lower half of 16 bits.
@@ -134,7 +134,7 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
   side = math.isqrt(math.prod(array.shape[1:]) // 3)
-  if array.shape[1:] == (3 * side**2,):  # flat and square
+  if side and array.shape[1:] == (3 * side**2,):  # flat and square
     array = array.reshape(-1, side, side, 3)
   shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
   is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size

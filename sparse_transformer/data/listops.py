@@ -49,7 +49,7 @@ def listops(config: ConfigDict) -> Sequences:
 
 class _Source(Sequences):
   def digest(self) -> dict[str, int | str]:
-    """The digest of the first examples: that of all would take minutes."""
+    """The digest of the first examples: reading all would take minutes."""
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
     number, crc = len(self.examples("train")), zlib.crc32(first)
     return dict(examples=number, crc32=f"{crc:08x}")

@@ -155,7 +155,7 @@ class Stream:
     return Lazy(size, lambda i: data[i : i + self.length])
 
   def num_bytes(self, split: str, size: int) -> int | None:
-    """The bytes that the first symbols of a split are; None if unknown."""
+    """The bytes in the first `size` symbols of a split; None if unknown."""
     return self.codec.num_bytes(_of_split(self.load, split)[:size])
 
   def digest(self) -> dict[str, int | str]:

@@ -64,6 +64,8 @@ def test_orders_are_composed_one_after_another():
   (places,) = EVERY.places(np.array([labels]))
   pairs = sorted(zip(row, places, strict=False))
   assert pairs == sorted(zip(IMAGE.reshape(-1), range(48), strict=True))
+  with pytest.raises(ValueError, match="=2 must be .*=0 to 4, each once"):
+    EVERY.labels(["rotation=1", "colors=3", "rotation=2"])
 
 
 def test_labels_are_a_function_of_the_seed_and_as_frequent():

@@ -62,7 +62,7 @@ class Option:
   ) -> tuple[Any, Any]:
     """What sequences with labels start with, and the places of positions.
 
-    By default these parameters, and the same for all: [1, L].
+    By default `start` and `places_BL` [1, L], the same for all sequences.
     """
     del labels_BK
     return start, places_BL

@@ -11,7 +11,7 @@ from sparse_transformer.model.options.option import Option
 class Starts(Option):
   """`data.orders`: sequences start with the sum of a vector of each table.
 
-  Symbols keep their places in the image; patterns are those of the order.
+  Position embeddings are of places in the image, patterns of the order.
   """
 
   @property

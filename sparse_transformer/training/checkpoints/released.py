@@ -42,13 +42,13 @@ OURS = {
 def load(
   text: str, orders: Collection[str] = ()
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Reads the arrays that a text of the form `TEXT` means, and no others.
+  """Reads the arrays that a text of the form `TEXT` names, and no others.
 
   Returns:
     The arrays by their names in our network, with the tables of `data.orders`,
     or for images that are not augmented;
-    and as JSON where they are from: `file`, `sha256`, `arrays`, tables of
-    `starts`, and `bits`, which the file says of its validation images.
+    and, as JSON, where they are from: `file`, `sha256`, `arrays`, the tables of
+    `starts`, and `bits`, the file's score of its validation images.
 
   Raises:
     OSError: the file cannot be read.

@@ -17,8 +17,8 @@ from sparse_transformer.training.step import State
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   """The state before the first step, with the weights of `train.init_from`.
 
-  The parameters and their average become the averaged weights of that run, or
-  of an exported file. The optimizer starts anew.
+  The parameters and their average become the averaged weights of that run,
+  or the weights of that file. The optimizer starts anew.
 
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
@@ -85,7 +85,8 @@ def _open(text: str) -> tuple[store.Checkpoints, int]:
     name, asked = text, ""  # whose name may have a colon
   if files.from_config(name).is_file():
     raise ValueError(
-      f"train.init_from={text} must be a run, or a file {exported.SUFFIX}"
+      f"train.init_from={text} must be a run, or a file {exported.SUFFIX} or"
+      " .npz"
     )
   run = store.Checkpoints(files.from_config(name))
   try:

@@ -44,14 +44,15 @@ def calling(function, x):
   return jax.pure_callback(call, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
 
-def fail():
-  raise RuntimeError("illegal address")
+def fail(words="illegal address"):
+  raise RuntimeError(words)
 
 
 LSE = {
   "lse": lambda x: x + 1e-3,
   "lowering": unlowered,
   "run_time": functools.partial(calling, fail),
+  "memory": functools.partial(calling, lambda: fail("RESOURCE_EXHAUSTED: 9 G")),
   "hang": functools.partial(calling, lambda: time.sleep(600)),
   "crash": functools.partial(
     calling, lambda: os.kill(os.getpid(), signal.SIGSEGV)

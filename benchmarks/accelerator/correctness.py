@@ -103,7 +103,7 @@ def entries(settings: Settings) -> dict:
 
 
 def check_dense(dtype: str, n: int) -> dict:
-  """What cuDNN gets wrong, which gives no log-sum-exp, in patterns of its."""
+  """What cuDNN, which gives no log-sum-exp, gets wrong in what it runs."""
   heads = _parse(DENSE)
   about = executors.CUDNN, 1, n, heads, (64, 64), dtype
   if reason := executors.unsupported(*about):

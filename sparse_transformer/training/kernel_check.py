@@ -13,6 +13,7 @@ import os
 import pathlib
 import signal
 import sys
+from importlib import metadata
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from sparse_transformer.training.explanation import costs
 
 MAX_SECONDS = 300  # of a check, which usually takes a few
 DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+PASSING = "RESOURCE_EXHAUSTED", "status -9"  # memory may be free another time
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
@@ -107,6 +109,8 @@ def _send(pipe, cases):
 
 
 def _kept(path, faults):
+  if any(x in fault for x in PASSING for fault in faults):
+    return faults
   with contextlib.suppress(OSError):  # it will be checked again
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_json(path, faults)
@@ -117,8 +121,9 @@ def _path(*about):
   """The file of a verdict, whose name follows from all that it depends on."""
   device, package = jax.local_devices()[0], pathlib.Path(__file__).parents[1]
   about += device.device_kind, device.client.platform_version, jax.__version__
-  about += jax.lib.__version__, os.environ.get("XLA_FLAGS")
-  about += (DRIVER.exists() and DRIVER.read_bytes(),)
+  about += os.environ.get("XLA_FLAGS"), DRIVER.exists() and DRIVER.read_bytes()
+  # Of cuDNN, among others, which nothing above names.
+  about += (*sorted(f"{x.name} {x.version}" for x in metadata.distributions()),)
   about += (*(path.read_bytes() for path in sorted(package.rglob("*.py"))),)
   digest = hashlib.sha256(repr(about).encode()).hexdigest()
   folder = jax.config.jax_compilation_cache_dir

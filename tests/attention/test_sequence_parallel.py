@@ -1,7 +1,7 @@
 """Laws of positions that are split over devices."""
 
 import functools
-from types import SimpleNamespace
+from types import ModuleType
 
 import catalogue
 import executor_laws as laws
@@ -187,9 +187,10 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
   ],
 )
 def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
-  names = "unsupported tile_size plans forward backward".split()
-  methods = {x: getattr(registry.EXECUTORS["streamed"], x) for x in names}
-  registry.register("alone", SimpleNamespace(**methods))
+  names, alone = "unsupported tile_size plans forward backward", ModuleType("")
+  for name in (*names.split(), *["shares"] * (words == "no shares")):
+    setattr(alone, name, getattr(registry.EXECUTORS["streamed"], name))
+  registry.register("alone", alone)
   request.addfinalizer(lambda: registry.unregister("alone"))
   with pytest.raises(ValueError, match=words):
     trace(patterns, **changes)

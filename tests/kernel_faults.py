@@ -54,9 +54,7 @@ LSE = {
   "run_time": functools.partial(calling, fail),
   "memory": functools.partial(calling, lambda: fail("RESOURCE_EXHAUSTED: 9 G")),
   "hang": functools.partial(calling, lambda: time.sleep(600)),
-  "crash": functools.partial(
-    calling, lambda: os.kill(os.getpid(), signal.SIGSEGV)
-  ),
+  "crash": functools.partial(calling, lambda: signal.raise_signal(11)),
 }
 
 

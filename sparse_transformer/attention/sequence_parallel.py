@@ -1,8 +1,8 @@
 """Positions split over devices: who computes which tiles, from which keys.
 
-A sequence is split over S devices in order, each of which holds `own`
-positions. A part is dealt out in slices, or, where a `Route` would be long, by
-heads. All runs within `jax.shard_map`; `axes` split positions.
+A sequence is split in order over S devices; each holds `own` positions. A part
+is divided into slices of positions, or into heads where a `Route` would be
+long. All of it runs within `jax.shard_map`; `axes` split positions.
 """
 
 import dataclasses
@@ -98,7 +98,7 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange(Arrangement):
-  """An order of positions, each of which some device holds."""
+  """An order of positions that are spread over devices."""
 
   axes: Axes
   route: Route

@@ -52,7 +52,7 @@ def verify(
 
   Outputs, log-sum-exp and gradients must agree: at few positions with those of
   "dense", and at n with those of "batched". Content-based pairs are not
-  checked. A kernel that hangs or ends its process does so here, too.
+  checked. A kernel that hangs or crashes does so in your process.
 
   Args:
     patterns: those of `attend`.

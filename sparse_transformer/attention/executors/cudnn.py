@@ -21,10 +21,10 @@ TILE = 128  # for estimates: cuDNN does not say which it takes
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
 class Sequences:
-  """Sequences of equal length, which positions are divided into.
+  """How positions are divided into sequences of equal length.
 
-  Those of blocks are further sequences of a batch, those of columns are further
-  heads, so that nothing is copied. The last positions may be padding.
+  Blocks become more sequences of the batch and columns more heads, so that
+  nothing is copied. The last positions may be padding.
   """
 
   blocks: int

@@ -187,7 +187,7 @@ def forward(
   plan: Plan, queries: Queries, keys: Keys, interpret: bool
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH); `interpret` the kernels instead of compiling them."""
-  # As many rows as queries, of which a device may have more or fewer than keys.
+  # One row for each query: a device may hold more or fewer queries than keys.
   rows, v = queries.q.shape[:3], keys.v
   out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
   lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)

@@ -89,8 +89,7 @@ def kinds(name: str) -> dict[str, list[str]]:
 def compile_kernels(preset: str, name: str) -> dict:
   """What the kernels of a preset's attention take on a GPU."""
   with tempfile.TemporaryDirectory() as folder:
-    variables = assembly.variables(folder).items()
-    with mock.patch.dict(os.environ, {k: str(v) for k, v in variables}):
+    with mock.patch.dict(os.environ, assembly.variables(folder)):
       inputs = hardware.parse(name), config_of(preset)
       found = compilers.compile_for(*inputs, "attention")
     kernels = assembly.kernels(pathlib.Path(folder))
@@ -153,11 +152,11 @@ def record_steps(only: str) -> None:
 
 def record_kernels(only: str) -> None:
   """Compiles attention, and prints where it spills registers."""
-  path, wanted = record.path("kernels"), {}
-  rows = record.read("kernels") if path.exists() else []
-  old = {(x["kind"], x["target"]): x for x in rows}
-  for gpu in GPUS:
-    wanted |= {(kind, gpu): presets for kind, presets in kinds(gpu).items()}
+  path = record.path("kernels")
+  old = {(x["kind"], x["target"]): x for x in record.read("kernels")}
+  wanted = {
+    (kind, gpu): presets for gpu in GPUS for kind, presets in kinds(gpu).items()
+  }
   new = {key: old[key] for key in wanted if key in old}
   for key, presets in wanted.items():
     about = dict(kind=key[0], target=key[1], presets=presets)

@@ -73,30 +73,27 @@ def run(args) -> int:
     seconds = left * weights[0] / sum(weights)
     settings = Settings(args.small, args.executors, seconds, args.data)
     for device, entries in run_part(name, settings):
-      path = path or record.FOLDER / _file(device, args.small)
+      path = path or record.FOLDER / _file(device)
       content = content or _read(path)
-      about = {key: device[key] for key in ("commit", "jax", "xla_flags")}
+      about = {x: device[x] for x in ("commit", "jax", "xla_flags", "small")}
       content["device"] = device
-      content["parts"][name] = about | {"small": device["small"]}
-      content["parts"][name]["entries"] = entries
+      content["parts"][name] = about | {"entries": entries}
       record.write(path, content)
   print(f"{summary.text(content)}\n\nresults in {path}")
   return summary.failures(content, names)
 
 
-def _file(device, small):
-  small = "-small" * (small or device["small"])
+def _file(device):
+  small = "-small" * device["small"]
   return f"accelerator-{record.slug(device['name'])}{small}.json"
 
 
 def _read(path):
   if not path.exists():
     return {"device": {}, "parts": {}}
-  found = atomic.read_json(path)
-  if not isinstance(found, dict) or not {"device", "parts"} <= set(found):
-    raise ValueError(
-      f"{path} holds something else; name another file with --out"
-    )
+  found = atomic.read_json(path, dict)
+  if not {"device", "parts"} <= found.keys():
+    raise ValueError(f"{path} holds something else; name another with --out")
   return found
 
 
@@ -122,16 +119,14 @@ def run_part(
           print(f"{part}: {running}", file=sys.stderr, flush=True)
         case {"entry": name, "found": found}:
           entries[name], running = found, None
-        case {"ended": reason}:
-          if device and running:
-            entries[running] = {"failed": reason}
-          elif not device:
-            raise ValueError(
-              f"JAX has no device that works ({reason}); install its packages,"
-              " or set JAX_PLATFORMS=cpu"
-            )
-      if device:
-        yield device, entries
+        case {"ended": reason} if not device:
+          raise ValueError(
+            f"JAX has no device that works ({reason}); install its packages,"
+            " or set JAX_PLATFORMS=cpu"
+          )
+        case {"ended": reason} if running:
+          entries[running] = {"failed": reason}
+      yield device, entries
     if len(entries) == before:
       break  # a process that ends before its first entry would always do so
   late = {"skipped": "its part had no time left"}
@@ -154,8 +149,7 @@ def _messages(part, settings, skip, end):
       while True:
         is_over = child.poll() is not None  # before its last lines are read
         text = path.read_text() if path.exists() else ""
-        lines = text[read:].splitlines(keepends=True)
-        for line in lines:
+        for line in text[read:].splitlines(keepends=True):
           if line.endswith("\n"):
             read, since = read + len(line), time.monotonic()
             yield json.loads(line)

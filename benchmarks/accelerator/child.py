@@ -32,7 +32,7 @@ class Part:
 
 # In the order in which they run.
 PARTS = {
-  "setup": Part("child", 1),
+  "setup": Part("executors", 1),
   "correctness": Part("correctness", 8, exact=True),
   "attention": Part("attention", 8),
   "presets": Part("runs", 5, entry_seconds=240, alone=True),
@@ -125,16 +125,6 @@ def driver() -> str | None:
   except (OSError, subprocess.TimeoutExpired):
     return None
   return next(iter(done.stdout.split()), None)
-
-
-def of_setup(settings: Settings) -> dict[str, Callable[[], dict]]:
-  """Which executors run heads of 64 in each dtype; and what `auto` takes."""
-  from benchmarks.accelerator import executors
-
-  return {
-    dtype: lambda dtype=dtype: executors.describe(dtype)
-    for dtype in ("bfloat16", "float32", "float16")
-  }
 
 
 if __name__ == "__main__":

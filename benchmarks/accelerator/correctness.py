@@ -9,7 +9,7 @@ scores, where one pair too many or too few exceeds the tolerance.
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -59,6 +59,7 @@ MAX_REFERENCE = 1024  # positions, up to which float64 is computed
 SMALL_LENGTHS, SMALL_WIDTHS = (40, 33), ((16, 32), (32, 16))
 SMALL_FULL = "Causal()", "Local(60)", "Block(32)"
 SMALL_LONG = {300: ("Causal()", "Local(20) | Strided(20)")}
+Arrays = Sequence[np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,23 +75,14 @@ class Mix:
     return self.n > MAX_REFERENCE
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Questions:
-  """Inputs q, k, v, dout, dlse [B, n, H, ...], and the results they have."""
-
-  inputs: tuple[np.ndarray, ...]
-  expected: tuple[np.ndarray, ...]  # out, lse, dq, dk, dv
-
-
 def entries(settings: Settings) -> dict:
   """One for each executor, dtype and mix, the most valuable first."""
   first, *others = executors.names(settings.executors)
   found = {}
   for names, steps in (([first], ONE_OF_FIRST), (others, ONE_IN)):
     for dtype, step in steps.items():
-      chosen = [*mixes(settings.small, dtype).items()]
-      if names == others:
-        chosen = [x for x in chosen if not x[1].is_long]
+      every = mixes(settings.small, dtype).items()
+      chosen = [x for x in every if names == [first] or not x[1].is_long]
       for name in names:
         for title, mix in chosen[::step]:
           run = functools.partial(check, name, mix, dtype)
@@ -147,7 +139,7 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
   if reason := executors.unsupported(name, *sizes, dtype, asked):
     return {"skipped": reason}
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
-  errors, faults = examine(run, ask(mix, dtype))
+  errors, faults = examine(run, *ask(mix, dtype))
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
   found["patterns"] = [str(pattern) for pattern in mix.heads]
   rounded = lambda x: float(f"{x:.3g}") if np.isfinite(x) else None
@@ -155,33 +147,31 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
   return found | ({"failed": "; ".join(faults)} if faults else {})
 
 
-def ask(mix: Mix, dtype: str) -> Questions:
-  """Draws the inputs of a mix, and computes what `examine` compares with."""
+def ask(mix: Mix, dtype: str) -> tuple[Arrays, Arrays]:
+  """The inputs of a mix, q, k, v, dout and dlse, and the results they have."""
   sizes = *mix.widths, len(mix.heads)
   inputs = verification.draw(mix.heads, mix.n, sizes, dtype)
   if not mix.is_long:
-    return Questions(inputs, laws.reference(*inputs, mix.heads))
+    return inputs, laws.reference(*inputs, mix.heads)
   exact = [x.astype(np.float32) for x in inputs]
   with jax.default_matmul_precision("highest"):
-    found = laws.run(*exact, mix.heads, PLAIN, 0)
-  return Questions(inputs, jax.device_get(found))
+    return inputs, jax.device_get(laws.run(*exact, mix.heads, PLAIN, 0))
 
 
 def examine(
-  run: Callable[..., Any], questions: Questions
+  run: Callable[..., Any], inputs: Arrays, expected: Arrays
 ) -> tuple[dict[str, float], list[str]]:
   """The errors of an attention, and lines that say what is wrong with it.
 
   `run` maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
   for rows without keys. It is called twice.
   """
-  dtype = questions.inputs[0].dtype.name
+  dtype = inputs[0].dtype.name
   with jax.default_matmul_precision(verification.PRECISION.get(dtype)):
     first, again = (
-      [np.asarray(x) for x in jax.device_get(run(*questions.inputs))]
-      for _ in range(2)
+      [np.asarray(x) for x in jax.device_get(run(*inputs))] for _ in range(2)
     )
-  errors, faults = verification.compare(first, questions.expected, dtype)
+  errors, faults = verification.compare(first, expected, dtype)
   named = zip(verification.NAMES, first, again, strict=True)
   differ = [x for x, a, b in named if a.tobytes() != b.tobytes()]
   same = [f"{', '.join(differ)} differ between two runs"] if differ else []

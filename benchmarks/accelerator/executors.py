@@ -1,11 +1,12 @@
 """The executors that parts about attention run."""
 
-import dataclasses
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks.accelerator.child import Settings
 from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import dense
@@ -20,6 +21,12 @@ def usual(dtype: str, **fields: Any) -> Case:
   """The case by which executors are chosen: 8 heads of 64, of any pattern."""
   platform = platforms.current_platform()
   return Case(1, 3072, 8, 64, 64, dtype, platform, **fields)
+
+
+def of_setup(settings: Settings) -> dict:
+  """Which executors run heads of 64 in each dtype; and what `auto` takes."""
+  dtypes = "bfloat16", "float32", "float16"
+  return {dtype: functools.partial(describe, dtype) for dtype in dtypes}
 
 
 def describe(dtype: str) -> dict:
@@ -52,8 +59,8 @@ def unsupported(
 ) -> str | None:
   """Why an executor cannot run a case on this machine; None if it can."""
   platform = platforms.current_platform()
-  case = Case(batch, n, len(heads), *widths, dtype, platform)
-  case = dataclasses.replace(case, patterns=heads, others=others)
+  asked: Any = dict(patterns=heads, others=others)
+  case = Case(batch, n, len(heads), *widths, dtype, platform, **asked)
   executor = dense if name == REFERENCE else registry.EXECUTORS[name]
   return executor.unsupported(case)
 

@@ -5,7 +5,6 @@ dtype of the config: their time, memory and utilization.
 """
 
 import functools
-import importlib
 import json
 import math
 import pathlib
@@ -18,9 +17,8 @@ import time
 import jax
 import numpy as np
 
-from benchmarks import timing
+from benchmarks import compiled, timing
 from benchmarks.accelerator.child import Settings
-from benchmarks.compiled import PRESETS
 from benchmarks.record import REPO
 from sparse_transformer import machine
 from sparse_transformer.training.distributed import mesh
@@ -28,30 +26,30 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 
 NAME, MARGIN = "cifar10_15m", 90  # seconds to compile and to validate
-SMALL = "--config.model.num_layers=2", "--config.model.width=32"
+SMALL = "model.num_layers=2", "model.width=32"
 POINTS = 60  # of a curve
 # The paper's networks come first, and with other rematerialization last.
 PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
 ROUND_SECONDS = 1.0
 FIRST = np.int32(0)  # the step that the schedule is asked for
-SMALL_PRESET = {"model.num_layers": 2, "train.batch_size": 4, "model.width": 32}
+SMALL_PRESET = "digits model.num_layers=2 train.batch_size=4 model.width=32"
 
 
 def of_presets(settings: Settings) -> dict:
   """One for each config, the paper's first, also without rematerialization."""
   if settings.small:
-    return {"digits": functools.partial(measure, "digits", SMALL_PRESET)}
-  names = [*PAPER, *(x for x in PRESETS if x not in PAPER)]
-  found = {name: functools.partial(measure, name, {}) for name in names}
+    return {"digits": functools.partial(measure, SMALL_PRESET)}
+  names = [*PAPER, *(x for x in compiled.PRESETS if x not in PAPER)]
+  found = {name: functools.partial(measure, name) for name in names}
   for name in PAPER:
-    changes = {"model.remat": "none"}
-    found[f"{name}, remat none"] = functools.partial(measure, name, changes)
+    preset = f"{name} model.remat=none"
+    found[f"{name}, remat none"] = functools.partial(measure, preset)
   return found
 
 
-def measure(name: str, changes: dict) -> dict:
-  config = importlib.import_module(f"configs.{name}").get_config()
-  config.update_from_flattened_dict(changes)
+def measure(preset: str) -> dict:
+  """The time and memory of a step of a preset of `benchmarks.compiled`."""
+  config = compiled.config_of(preset)
   experiment = Experiment(config)
   model = experiment.model
   mesh.check_batch(config, experiment.mesh.shape)
@@ -92,25 +90,23 @@ def _time_steps(update, state, batch):
 
 def of_train(settings: Settings) -> dict:
   if settings.small:
-    name, seconds, words = "digits", 3.0, SMALL
+    name, seconds, fields = "digits", 3.0, SMALL
   else:
     name, seconds = NAME, max(0.0, settings.seconds - MARGIN)
-    words = ("--config.eval.sequences=256",)
+    fields = ("eval.sequences=256",)
   if settings.data:
     kind = "images" if settings.data.endswith(".npy") else "cifar10"
-    path = f"--config.data.path={settings.data}"
-    words = *words, f"--config.data.name={kind}", path
-  return {name: functools.partial(train, name, seconds, words)}
+    fields = *fields, f"data.name={kind}", f"data.path={settings.data}"
+  return {name: functools.partial(train, name, seconds, fields)}
 
 
-def train(name: str, seconds: float, words: tuple[str, ...]) -> dict:
+def train(name: str, seconds: float, fields: tuple[str, ...]) -> dict:
   """The curve of a run, whose learning rate follows the clock."""
   with tempfile.TemporaryDirectory() as folder:
-    limit = f"--limit=seconds:{seconds:g}", "--config.eval.every=0"
-    lines = _train(name, folder, *limit, *words)
-  fields = "step", "seconds", "bits_per_dim"
+    lines = _train(name, folder, fields, f"--limit=seconds:{seconds:g}")
+  shown = "step", "seconds", "bits_per_dim"
   steps = (x for x in lines if x["split"] == "train")
-  curve = [{x: line[x] for x in fields} for line in steps]
+  curve = [{x: line[x] for x in shown} for line in steps]
   *_, last = (x for x in lines if x["split"] == "validation")
   every = math.ceil(len(curve) / POINTS)
   found = {"seconds": seconds, "steps": last["step"], "curve": curve[::every]}
@@ -119,24 +115,21 @@ def train(name: str, seconds: float, words: tuple[str, ...]) -> dict:
 
 def of_resume(settings: Settings) -> dict:
   """The same training twice, and once more from a checkpoint halfway."""
-  words = () if settings.small else ("--config.model.dtype=bfloat16",)
-  return {"digits": functools.partial(resume, (*SMALL, *words))}
+  fields = () if settings.small else ("model.dtype=bfloat16",)
+  return {"digits": functools.partial(resume, (*SMALL, *fields))}
 
 
-def resume(words: tuple[str, ...], steps: int = 20) -> dict:
-  words += f"--config.train.steps={steps}", "--config.eval.every=0"
-  words += (
-    f"--config.checkpoint.every={steps // 2}",
-    "--config.checkpoint.keep=2",
-  )
-  words += "--config.train.log_every=1", "--config.optimizer.warmup_steps=5"
+def resume(fields: tuple[str, ...], steps: int = 20) -> dict:
+  fields += f"train.steps={steps}", f"checkpoint.every={steps // 2}"
+  fields += "train.log_every=1", "checkpoint.keep=2"
+  fields += ("optimizer.warmup_steps=5",)
   with tempfile.TemporaryDirectory() as folder:
     first, again, resumed = (pathlib.Path(folder) / x for x in "abc")
-    expected = _losses(_train("digits", first, *words))
-    same = _losses(_train("digits", again, *words)) == expected
+    expected = _losses(_train("digits", first, fields))
+    same = _losses(_train("digits", again, fields)) == expected
     shutil.copytree(first, resumed)
     shutil.rmtree(resumed / "checkpoints" / f"{steps}")
-    resumes = _losses(_train("digits", resumed, *words)) == expected
+    resumes = _losses(_train("digits", resumed, fields)) == expected
   if not same:
     return {"failed": f"{steps} steps gave other losses the second time"}
   if not resumes:
@@ -149,9 +142,10 @@ def _losses(lines):
   return {x["step"]: x["nats"] for x in lines if x["split"] == "train"}
 
 
-def _train(name, workdir, *words):
+def _train(name, workdir, fields, *words):
   command = sys.executable, "train.py", f"--config=configs/{name}.py"
-  command = *command, f"--workdir={workdir}", *words
+  fields = (f"--config.{field}" for field in ("eval.every=0", *fields))
+  command = *command, f"--workdir={workdir}", *fields, *words
   done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
   if done.returncode:
     lines = done.stderr.strip().splitlines() or ["no message"]

@@ -123,7 +123,7 @@ run_tables = jax.jit(run_plan)
 
 def faults_of(questions, plan, run=run_tables):
   """What `correctness.examine` reports about a plan."""
-  return correctness.examine(functools.partial(run, plan), questions)[1]
+  return correctness.examine(functools.partial(run, plan), *questions)[1]
 
 
 @pytest.mark.parametrize("dtype", correctness.TOLERANCES)

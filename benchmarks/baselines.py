@@ -144,10 +144,8 @@ def mosaic(images: np.ndarray) -> np.ndarray:
   """The images in a square, row by row, and black after the last."""
   number, height, width, channels = images.shape
   side = math.ceil(math.sqrt(number))
-  empty = np.zeros((side**2 - number, *images.shape[1:]), images.dtype)
-  square = np.concatenate([images, empty]).reshape(
-    side, side, *images.shape[1:]
-  )
+  after = (0, side**2 - number), (0, 0), (0, 0), (0, 0)
+  square = np.pad(images, after).reshape(side, side, *images.shape[1:])
   return square.swapaxes(1, 2).reshape(side * height, side * width, channels)
 
 

@@ -5,7 +5,6 @@ measurements that each say what they are of. `benchmarks.readme` reads them.
 """
 
 import argparse
-import json
 import pathlib
 import re
 import shlex
@@ -36,7 +35,7 @@ def without_folders(command: str) -> str:
 def write(path: pathlib.Path, content: Any) -> None:
   """Writes a record, and creates its folder if needed."""
   path.parent.mkdir(parents=True, exist_ok=True)
-  atomic.write_text(path, json.dumps(content, indent=1) + "\n")
+  atomic.write_json(path, content, indent=1)
 
 
 def slug(name: str) -> str:

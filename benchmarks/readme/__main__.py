@@ -27,10 +27,9 @@ def main(argv: Sequence[str]) -> None:
   is_check, differ = flags.FLAGS.check, []
   for name in tables.PARTS:
     path = record.REPO / name
-    old = path.read_text()
-    new, found = made(name, old)
+    new, found = made(name, path.read_text())
     differ += found
-    if not is_check and new != old:
+    if found and not is_check:
       atomic.write_text(path, new)
   for name in differ:
     print(f"{name} differs from the records", file=sys.stderr)

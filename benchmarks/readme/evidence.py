@@ -71,21 +71,17 @@ def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
   >>> interval([1.0, 1.1, 0.9]), interval([2.0, 2.1], [1.0, 1.1])
   ('1.000 ± 0.248', '+1.000 ± 0.304')
   """
-  mean = sum(values) / len(values)
   if than:
-    test = scipy.stats.ttest_ind(values, than, equal_var=False)
-    low, high = test.confidence_interval()
-    return f"{(low + high) / 2:+.3f} ± {(high - low) / 2:.3f}"
-  low, high = scipy.stats.t.interval(
-    0.95, len(values) - 1, mean, scipy.stats.sem(values)
-  )
-  return f"{mean:.3f} ± {high - mean:.3f}"
+    test, sign = scipy.stats.ttest_ind(values, than, equal_var=False), "+"
+  else:
+    test, sign = scipy.stats.ttest_1samp(values, 0), ""
+  low, high = test.confidence_interval()
+  return f"{(low + high) / 2:{sign}.3f} ± {(high - low) / 2:.3f}"
 
 
 def values(name: str, choice: str) -> list[float]:
   """Bits of a choice of a comparison on the validation split, by seed."""
-  (row,) = (x for x in record.read(name)["rows"] if x["choice"] == choice)
-  return row["values"]
+  return rows_of(name, "choice")[choice]["values"]
 
 
 def keys(expression: str, n: int = 3072) -> str:
@@ -137,9 +133,9 @@ def copies() -> Iterator[str]:
   yield records(*names)
 
 
-def rows_of(name: str) -> dict[str, dict[str, Any]]:
-  """{model: its row} of a record of baselines."""
-  return {row["model"]: row for row in record.read(name)["rows"]}
+def rows_of(name: str, key: str = "model") -> dict[str, dict[str, Any]]:
+  """The rows of a record, by default one of baselines, by a value they have."""
+  return {row[key]: row for row in record.read(name)["rows"]}
 
 
 def compressors() -> Iterator[str]:
@@ -165,10 +161,9 @@ def compressors() -> Iterator[str]:
 
 def listops() -> Iterator[str]:
   """Published accuracies on ListOps beside those of its first symbol."""
-  found = record.read("baselines_listops")
   rows = [("model", "accuracy, %")]
   rows += [(name, f"{x:.2f}") for name, x in PUBLISHED.items()]
-  for row in found["rows"]:
+  for row in record.read("baselines_listops")["rows"]:
     error = 196 * row["standard_error"]
     cell = f"{100 * row['test']:.1f} ± {error:.1f}"
     rows.append((f"{row['model']}, which sees {row['sees']}", cell))

@@ -41,12 +41,11 @@ def _pattern(row):
 
 def speed() -> str:
   """Attention at n = 12,288, and how many times as long others take."""
-  machine = "{threads} cores of an {name}".format(
-    **record.read(ATTENTION)["machine"]
-  )
+  machine = record.read(ATTENTION)["machine"]
   text = wrap(
     "Forward and backward pass, n = 12,288, float32, 4 heads of width 64, on"
-    f" {machine}. The other two compute dense attention:"
+    f" {machine['threads']} cores of an {machine['name']}. The other two"
+    " compute dense attention:"
   )
   dense = {
     row["program"]: row[PASS]["median"]
@@ -88,9 +87,8 @@ def peers() -> str:
   growth = _attention_rows("growth", OURS)
   first, *_, middle, last = [row["n"] for row in growth]
   (million,) = _attention_rows("million", OURS)
-  cases = map(_attention_rows, ("oracle", "3072", "12288"))
-  ours = [x for rows in cases for x in rows if x["program"] == OURS]
-  error = max(error for row in ours for error in row.get("errors", []))
+  cases = (_attention_rows(x, OURS) for x in ("oracle", "3072", "12288"))
+  error = max(x for rows in cases for y in rows for x in y.get("errors", []))
   return f"{tables.markdown(rows)}\n" + wrap(
     "With l = sqrt n, the time of `Local(l) | Strided(l)` grows as"
     f" n^{report.exponent(growth[:-1], PASS):.2f} from n = {first:,} to"

@@ -1,6 +1,7 @@
 """Helpers for several test files: tiny configs, commands in this process."""
 
 import inspect
+import json
 import os
 import pathlib
 import runpy
@@ -96,6 +97,19 @@ def on_devices(number: int, check: Callable, *arguments: str) -> None:
   )
 
 
+def python(
+  *words: Any, cwd: pathlib.Path = REPO, **variables: Any
+) -> subprocess.CompletedProcess:
+  """Runs `python WORDS` in another process; its output is in the result."""
+  return subprocess.run(
+    [sys.executable, *map(str, words)],
+    cwd=cwd,
+    env=os.environ | {name: str(value) for name, value in variables.items()},
+    capture_output=True,
+    text=True,
+  )
+
+
 def environment(devices: int, *folders: pathlib.Path) -> dict[str, str]:
   """Variables of a process with several CPU devices, and modules in folders."""
   flag = f"--xla_force_host_platform_device_count={devices}"
@@ -125,6 +139,19 @@ def command(script: str, *words: Any) -> int:
     sys.modules.pop("config_config", None)  # or the next one would reuse it
     logging.set_verbosity(verbosity)
   raise AssertionError(f"{script} did not exit")
+
+
+def scores(capfd: Any, workdir: pathlib.Path, *words: str) -> list[dict]:
+  """The lines that eval.py prints."""
+  capfd.readouterr()
+  assert command("eval.py", f"--workdir={workdir}", *words) == 0
+  return [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+
+
+def report(workdir: pathlib.Path) -> str:
+  """The page that report.py makes."""
+  assert command("sparse_transformer/report.py", f"--workdir={workdir}") == 0
+  return (workdir / "report.html").read_text()
 
 
 def files(folder: pathlib.Path) -> dict[str, bytes | None]:

@@ -1,7 +1,7 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
+import functools
 import json
-import subprocess
 import sys
 
 import pytest
@@ -11,6 +11,7 @@ from benchmarks.accelerator import __main__ as accelerator, child, summary
 from benchmarks.accelerator.child import PARTS, Part, Settings
 
 pytestmark = pytest.mark.tools
+command = functools.partial(runs.python, "-m", "benchmarks.accelerator")
 
 # A part whose entries end well, raise, end the process, and hang.
 FAULTY = """
@@ -28,11 +29,6 @@ def entries(settings):
     "last": lambda: {"found": 2},
   }
 """
-
-
-def command(*words):
-  words = sys.executable, "-m", "benchmarks.accelerator", *words
-  return subprocess.run(words, cwd=runs.REPO, capture_output=True, text=True)
 
 
 def test_parts_run_and_write_their_results(tmp_path):

@@ -1,32 +1,25 @@
 """The benchmarks run, and their arithmetic is right."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+import runs
 
 from benchmarks import attention as benchmark, report, worker
 from sparse_transformer import attention, patterns
 
 pytestmark = pytest.mark.tools
 
-FOLDER = pathlib.Path(__file__).parents[1] / "benchmarks"
-
 
 def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
   words = "--quick", "--no-peers", "--rounds=1", f"--out={out}"
-  command = sys.executable, "-m", "benchmarks.attention", *words
-  done = subprocess.run(
-    command, cwd=FOLDER.parent, capture_output=True, text=True
-  )
+  done = runs.python("-m", "benchmarks.attention", *words)
   assert done.returncode == 0, done.stderr
   assert "Local(64)" in done.stdout
   text = out.read_text()
-  assert str(FOLDER.parent) not in text
+  assert str(runs.REPO) not in text
   rows = json.loads(text)["cases"]["quick"]["rows"]
   ours = [row for row in rows if row["program"] == "ours"]
   assert len(ours) == 2

@@ -16,7 +16,6 @@ import runs
 from configs import lra_image
 from sparse_transformer import model, patterns
 from sparse_transformer.training import metrics
-from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.experiment import Experiment, open_run, restore
 from sparse_transformer.training.loop import train
@@ -116,9 +115,7 @@ def test_separable_classes_are_learned(run, capsys):
   p = result["accuracy"]
   error = math.sqrt(p * (1 - p) / 39)
   assert result["accuracy_error"] == pytest.approx(error)
-  script = "sparse_transformer/report.py"
-  assert runs.command(script, f"--workdir={workdir}") == 0
-  page = (workdir / "report.html").read_text()
+  page = runs.report(workdir)
   assert f"accuracy {p:.4f}" in page and "bits/label" in page
 
 
@@ -141,10 +138,7 @@ def test_resumed_run_is_the_same(run, tmp_path):
   shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
   train(config, tmp_path / "run")
   assert runs.without_speed(tmp_path / "run") == runs.without_speed(workdir)
-  states = []
-  for folder in (workdir, tmp_path / "run"):
-    with store.Checkpoints(folder) as checkpoints:
-      states.append(checkpoints.restore(Experiment(config).like))
+  states = (restore(*open_run(x)) for x in (workdir, tmp_path / "run"))
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 
@@ -191,10 +185,7 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   lines = metrics.read(tmp_path / "generator")
   *_, last = (line for line in lines if line["split"] == "validation")
   assert last["bits_per_dim"] < 5 and "accuracy" not in last
-  script = f"--workdir={tmp_path / 'generator'}"
-  capsys.readouterr()
-  assert runs.command("eval.py", script) == 0
-  result = json.loads(capsys.readouterr().out)
+  (result,) = runs.scores(capsys, tmp_path / "generator")
   examples = [x for x in Experiment(config).source.examples("test")]
   assert result["tokens"] == sum((x >= 0).sum() for x in examples)
   assert result["unit"] == "bits/byte"

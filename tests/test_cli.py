@@ -1,11 +1,9 @@
 """Mistakes on the command line are reported in one line, with status 1."""
 
 import asyncio
-import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import types
 
@@ -31,16 +29,6 @@ COMMANDS = {
 }
 
 
-def shell(*words, **variables):
-  return subprocess.run(
-    [sys.executable, *words],
-    cwd=runs.REPO,
-    env=os.environ | variables,
-    capture_output=True,
-    text=True,
-  )
-
-
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_lists_all_flags(command, capsys):
   runs.command(command, "--help")
@@ -55,7 +43,8 @@ def test_help_lists_all_flags(command, capsys):
 
 
 def test_flags_are_read_without_loading_jax():
-  done = shell("-X", "importtime", "train.py", "--config=no.py", "--workdir=x")
+  words = "-X", "importtime", "train.py", "--config=no.py", "--workdir=x"
+  done = runs.python(*words)
   assert done.returncode == 1 and "train.py: Config" in done.stderr
   loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
   assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
@@ -161,7 +150,7 @@ from sparse_transformer import cli
 def main(argv): {program}
 cli.run(main)
 """
-  done = shell("-c", script, **{variable: value})
+  done = runs.python("-c", script, **{variable: value})
   assert (done.returncode, done.stderr.count("\n")) == (status, status)
 
 

@@ -50,13 +50,6 @@ def convert(folder, arrays, images, preset, *words, **changes):
   return folder / "run"
 
 
-def evaluate(workdir, capfd, *words):
-  """What eval.py prints."""
-  capfd.readouterr()
-  assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
-  return json.loads(capfd.readouterr().out)
-
-
 def run_of(name, folder, *words, change=len, **fields):
   """A run of a golden network on its images, and what it has to give."""
   with np.load(GOLDEN / f"{name}-io.npz") as file:
@@ -89,7 +82,8 @@ def differences(workdir, found):
 @pytest.mark.parametrize("name", "half epsilon full rot rot-c-tr-js".split())
 def test_converted_network_computes_what_theirs_does(name, tmp_path, capfd):
   workdir, found = run_of(name, tmp_path)
-  assert abs(evaluate(workdir, capfd)["bits_per_dim"] - found["bits"]) < CLOSE
+  (result,) = runs.scores(capfd, workdir)
+  assert abs(result["bits_per_dim"] - found["bits"]) < CLOSE
   assert max(differences(workdir, found)) < CLOSE
 
 
@@ -113,7 +107,8 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
     assert abs(run[0].losses(params, rows_BM) - of("losses")).max() < CLOSE
   labels = [*zip(orders, found["aug1/labels"][0], strict=True)]
   words = ",".join(f"{x}={label}" for x, label in labels)
-  bits = evaluate(workdir, capfd, f"--order={words}", "--examples=1")
+  words = f"--order={words}", "--examples=1"
+  (bits,) = runs.scores(capfd, workdir, *words)
   expected = found["aug1/losses"][0].mean() / np.log(2)
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
   # Embeddings in the order of the sequence, of a network with this start only.
@@ -218,7 +213,7 @@ def test_averages_alone_are_read_and_are_where_they_belong(
 @pytest.mark.soak
 def test_converted_run_is_like_any(converted, tmp_path, capfd):
   workdir, file = converted[0], tmp_path / "x.safetensors"
-  result = evaluate(workdir, capfd, "--split=validation")
+  (result,) = runs.scores(capfd, workdir, "--split=validation")
   assert result["in_training"] == pytest.approx(1.9375 / np.log(2))
   words = dict(sample="--num=1", explain="--example=0", export=f"--out={file}")
   for name, word in words.items():
@@ -226,7 +221,7 @@ def test_converted_run_is_like_any(converted, tmp_path, capfd):
     assert runs.command(script, f"--workdir={workdir}", word) == 0
   again, tuned = tmp_path / "again", tmp_path / "tuned"
   assert runs.command(SCRIPT, file, f"--workdir={again}") == 0
-  same = evaluate(again, capfd, "--split=validation")
+  (same,) = runs.scores(capfd, again, "--split=validation")
   assert same["bits_per_dim"] == result["bits_per_dim"]
   assert "in_training" not in same
   changes = {"train.init_from": str(workdir), "train.steps": 10}

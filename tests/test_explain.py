@@ -144,6 +144,5 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   for row, other in zip(rows, sharp["heads"], strict=True):
     assert other["pairs"] == row["pairs"]
     assert 0 < other["entropy"] < row["entropy"]
-  assert runs.command("sparse_transformer/report.py", word) == 0
-  page = (run / "report.html").read_text()
+  page = runs.report(run)
   assert 'alt="layer_0"' in page and 'alt="layer_1"' in page

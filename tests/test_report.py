@@ -13,8 +13,6 @@ from sparse_transformer.training import metrics
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.loop import train
 
-SCRIPT = "sparse_transformer/report.py"
-
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory):
@@ -26,12 +24,11 @@ def workdir(tmp_path_factory):
   word = f"--workdir={folder}"
   assert runs.command("eval.py", word) == 0
   assert runs.command("sparse_transformer/sample.py", word, "--num=4") == 0
-  assert runs.command(SCRIPT, word) == 0
   return folder
 
 
 def test_page_is_self_contained_and_contains_everything(workdir):
-  page = (workdir / "report.html").read_text()
+  page = runs.report(workdir)
   assert "http" not in page and "<script" not in page
   assert "a run &amp; &lt;script&gt;" in page
   assert "<td>2 steps, 1,024 tokens, 0.01 epochs, 0:0" in page
@@ -59,23 +56,22 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
   train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
   texts = b"<i>\x00\xff</i>", b"apart"
   (tmp_path / "run" / "samples.txt").write_bytes(codecs.RULE.join(texts))
-  assert runs.command(SCRIPT, f"--workdir={tmp_path / 'run'}") == 0
-  page = (tmp_path / "run" / "report.html").read_text()
+  page = runs.report(tmp_path / "run")
   assert "&lt;i&gt;\ufffd\ufffd&lt;/i&gt;</pre>\n<pre>apart</pre>" in page
   assert "run eval.py" in page
 
 
 def test_page_lists_changes_of_the_config(workdir, tmp_path):
-  copy, word = shutil.copytree(workdir, tmp_path / "run"), "--workdir={}"
+  copy = shutil.copytree(workdir, tmp_path / "run")
   path = copy / config.CHANGES
   change = dict(step=1, changes={"attention.pattern": ["dense", "<local>"]})
   path.write_text(json.dumps(change) + "\n")
-  assert runs.command(SCRIPT, word.format(copy)) == 0
-  page = (copy / "report.html").read_text()
+  page = runs.report(copy)
   cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"
   assert "</td><td>".join(cells) in page
   path.write_text("{}")
-  assert runs.command(SCRIPT, word.format(copy)) == 1
+  script = "sparse_transformer/report.py"
+  assert runs.command(script, f"--workdir={copy}") == 1
 
 
 def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):
@@ -87,6 +83,5 @@ def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):
       (copy / "metrics.jsonl").unlink()
     else:
       (copy / "metrics.jsonl").write_text(text)
-    assert runs.command(SCRIPT, f"--workdir={copy}") == 0
-    page = (copy / "report.html").read_text()
+    page = runs.report(copy)
     assert "Samples" in page and "None: run python" in page

@@ -1,10 +1,7 @@
 """The tutorial runs, in a short form, and its stored outputs are complete."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 import runs
@@ -27,13 +24,7 @@ def test_tutorial_runs(tmp_path):
     script, count = re.subn(rf"(?m)^{name} = \d+", f"{name} = {value}", script)
     assert count == 1, name
   settings = dict(PYTHONPATH=runs.REPO, TMPDIR=tmp_path, MPLBACKEND="agg")
-  done = subprocess.run(
-    [sys.executable, "-c", script],
-    cwd=tmp_path,
-    env=os.environ | {name: str(value) for name, value in settings.items()},
-    capture_output=True,
-    text=True,
-  )
+  done = runs.python("-c", script, cwd=tmp_path, **settings)
   assert done.returncode == 0, done.stderr
   assert "Local(8), Bishop(8): everything after 3 layers" in done.stdout
   assert list(tmp_path.glob("*/samples.png"))

@@ -3,12 +3,12 @@
 import io
 import os
 import shutil
-import subprocess
 import sys
 
 import numpy as np
 import PIL.Image
 import pytest
+import runs
 import small_data
 from sklearn.model_selection import train_test_split
 from small_data import SHARED, config
@@ -172,9 +172,7 @@ def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
   shutil.rmtree(tmp_path / "downloads")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   assert rows("", "test") == found["test"]
-  words = sys.executable, "-m", "sparse_transformer.data", "prepare", "cifar10"
-  settings = dict(cwd=small_data.REPO, capture_output=True, text=True)
-  done = subprocess.run(words, **settings)
+  done = runs.python("-m", "sparse_transformer.data", "prepare", "cifar10")
   place = f"cifar10_bytes is in {builder.data_path}"
   assert f"{place}: 40 train, 8 test records" in done.stdout
 

@@ -101,8 +101,7 @@ def test_bits_per_byte_is_bits_over_bytes(run, capfd):
     assert (found["unit"], found["tokens"]) == ("bits/token", 50)
     bits = 50 * found["bits_per_dim"]
     assert found["bits_per_byte"] == pytest.approx(bits / total, rel=1e-12)
-  assert runs.command("sparse_transformer/report.py", f"--workdir={run}") == 0
-  page = (run / "report.html").read_text()
+  page = runs.report(run)
   assert f"{found['bits_per_byte']:.4f} bits/byte" in page
   assert "bits/token" in page and "bits/dim" not in page + out + err
 

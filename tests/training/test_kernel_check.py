@@ -2,8 +2,6 @@
 
 import re
 import signal
-import subprocess
-import sys
 
 import jax
 import kernel_faults
@@ -90,14 +88,10 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
 def test_run_goes_on_without_kernels_that_are_wrong(names, tmp_path):
   """In a process that is forked before devices are used."""
   (tmp_path / "driver").write_text(str(tmp_path))
-  script, flags = kernel_faults.__file__, runs.flags_of(**{"train.steps": 2})
-  done = subprocess.run(
-    [sys.executable, script, ",".join(names), runs.DIGITS, *flags]
-    + [f"--workdir={tmp_path / 'run'}"],
-    env=runs.environment(1) | {"DRIVER": str(tmp_path / "driver")},
-    capture_output=True,
-    text=True,
-  )
+  words = kernel_faults.__file__, ",".join(names), runs.DIGITS
+  words += *runs.flags_of(**{"train.steps": 2}), f"--workdir={tmp_path}/run"
+  settings = runs.environment(1) | {"DRIVER": tmp_path / "driver"}
+  done = runs.python(*words, **settings)
   assert done.returncode == 0, done.stderr
   assert "attention by streamed" in done.stdout
   assert "step 2" in re.sub(" +", " ", done.stdout)

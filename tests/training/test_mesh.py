@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -117,17 +115,10 @@ def test_layers_and_experts_are_not_split():
 
 
 def train_on(*meshes, steps=20, **changes):
-  process = subprocess.run(
-    [
-      *(sys.executable, str(runs.REPO / "tests" / "meshes.py")),
-      json.dumps(dict(meshes=meshes, changes=changes, steps=steps)),
-    ],
-    env=runs.environment(8),
-    capture_output=True,
-    text=True,
-  )
-  assert process.returncode == 0, process.stderr[-3000:]
-  found = json.loads(process.stdout)
+  request = json.dumps(dict(meshes=meshes, changes=changes, steps=steps))
+  done = runs.python("tests/meshes.py", request, **runs.environment(8))
+  assert done.returncode == 0, done.stderr[-3000:]
+  found = json.loads(done.stdout)
   one, *others = found["results"]
   for result in (one, *others):
     # Each step has its own dropout and examples, so that all differ.

@@ -158,6 +158,7 @@ FILES: dict[str, Content] = {
   "tiny": "short",
   "t/tokens.bin": bytes(9000),
   **{f"l/good/{x}/{k}": "text" for x in ("no", "yes") for k in range(40)},
+  **{f"l/other/{x}/{k}": "text" for x in "ab" for k in range(40)},
   "zeros": "abc\0" * 1000,
   "hollow": pathlib.Path.mkdir,
   "folder.safetensors": pathlib.Path.mkdir,

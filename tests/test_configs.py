@@ -30,31 +30,21 @@ ROWS = {
 
 def load(name):
   config = importlib.import_module(f"configs.{name}").get_config()
-  if config.data.name == "labelled":
-    config.data.path = classes()
-  elif config.data.name == "images":
-    config.data.path = clips()
-  elif config.data.name not in sources.WITHOUT_PATH:
-    config.data.path = "/no/such/place"  # the network is known without data
+  if config.data.name not in sources.WITHOUT_PATH:
+    # Most networks are known without data.
+    config.data.path = paths().get(config.data.name, "/no/such/place")
   return config
 
 
 @functools.cache
-def classes():
-  """A folder with two classes, whose names are all that is read."""
+def paths():
+  """Two classes, and clips of the shape that configs/video.py names."""
   folder = pathlib.Path(tempfile.mkdtemp())
   for name in ("neg", "pos"):
-    (folder / name).mkdir()
-    (folder / name / "1.txt").touch()
-  return str(folder)
-
-
-@functools.cache
-def clips():
-  """Clips of the shape that configs/video.py names, which are never read."""
-  path = pathlib.Path(tempfile.mkdtemp()) / "clips.npy"
-  np.save(path, np.zeros((49, 256, 16), np.uint8))
-  return str(path)
+    (folder / "texts" / name).mkdir(parents=True)
+    (folder / "texts" / name / "1.txt").touch()
+  np.save(folder / "clips.npy", np.zeros((49, 256, 16), np.uint8))
+  return dict(labelled=f"{folder}/texts", images=f"{folder}/clips.npy")
 
 
 def docstring(name):

@@ -62,21 +62,17 @@ def test_request_answer_and_progress(installed, tmp_path, capfd):
   assert lines == ["h100:1x1x1: starting", "h100:1x1x1: compiling"]
 
 
-def test_error_of_a_request(installed):
-  installed(answers(error="no such topology"))
-  with pytest.raises(ValueError, match="^no such topology$"):
-    compilers.compile_for(H100, digits.get_config())
-
-
-def test_crash_shows_what_was_logged(installed):
-  installed("echo 'assembler: not found' >&2\nexit 3")
-  with pytest.raises(RuntimeError, match="status 3:\nassembler: not found"):
-    compilers.compile_for(H100, digits.get_config())
-
-
-def test_process_that_is_killed_is_one_line(installed):
-  installed("kill -9 $$")
-  with pytest.raises(OSError, match="ended by signal 9; .* memory"):
+@pytest.mark.parametrize(
+  "script, error, message",
+  [
+    (answers(error="no such topology"), ValueError, "^no such topology$"),
+    ("echo 'not found' >&2\nexit 3", RuntimeError, "status 3:\nnot found"),
+    ("kill -9 $$", OSError, "ended by signal 9; .* memory"),
+  ],
+)
+def test_error_crash_or_end_of_a_request(script, error, message, installed):
+  installed(script)
+  with pytest.raises(error, match=message):
     compilers.compile_for(H100, digits.get_config())
 
 

@@ -46,13 +46,6 @@ def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
   np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-7)
 
 
-def test_constant_rate_has_no_minimum():
-  settings = config(1, 10)
-  settings.optimizer.update(schedule="constant", minimum=0.1)
-  with pytest.raises(ValueError, match="minimum=0.1 must be 0 with"):
-    make_schedule(settings)
-
-
 def test_update_has_the_learning_rate_of_a_given_step():
   """Of both optimizers of Muon, and without a change of their state."""
   settings = config(2, 10)

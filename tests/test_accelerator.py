@@ -1,13 +1,21 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
 import functools
+import importlib
 import json
 import sys
+import types
 
+import jax
 import pytest
 import runs
 
-from benchmarks.accelerator import __main__ as accelerator, child, summary
+from benchmarks.accelerator import (
+  __main__ as accelerator,
+  attention,
+  child,
+  summary,
+)
 from benchmarks.accelerator.child import PARTS, Part, Settings
 
 pytestmark = pytest.mark.tools
@@ -92,3 +100,13 @@ def test_lack_of_memory_is_no_failure():
     raise RuntimeError("RESOURCE_EXHAUSTED: 5 bytes")
 
   assert "RESOURCE_EXHAUSTED" in child.attempt(run)["skipped"]
+
+
+def test_dense_attention_is_that_of_all_that_is_installed(monkeypatch):
+  assert [*attention.dense()] == [summary.DENSE]
+  fake = types.ModuleType("fa4_jax")
+  fake.__spec__ = importlib.machinery.ModuleSpec("fa4_jax", None)
+  fake.flash_attn = jax.nn.dot_product_attention
+  monkeypatch.setitem(sys.modules, "fa4_jax", fake)
+  monkeypatch.setattr(attention.platforms, "current_platform", lambda: "cuda")
+  assert [*attention.dense()] == [summary.DENSE, attention.FLASH]

@@ -1,18 +1,20 @@
 """Times of all executors against dense causal attention.
 
-An entry is a pattern at a size, whose programs take turns: the executors, and
-JAX's own dense attention, which on NVIDIA GPUs is cuDNN's. TFLOP/s count the
-matrix products of the pattern's pairs, so that an executor that computes pairs
-outside the pattern shows fewer.
+An entry is a pattern at a size, whose programs take turns: the executors, JAX's
+own dense attention, which on NVIDIA GPUs is cuDNN's, and FlashAttention-4 there
+if fa4-jax is installed. TFLOP/s count the matrix products of the pattern's
+pairs, so that an executor that computes pairs outside the pattern shows fewer.
 """
 
 import functools
+import importlib.util
 
 import jax
 
 from benchmarks import timing
 from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
+from benchmarks.accelerator.summary import DENSE
 from benchmarks.report import FLOPS
 from sparse_transformer import patterns
 from sparse_transformer.attention import platforms
@@ -34,7 +36,7 @@ CASES = (
   (65_536, 1, "Causal()"),
 )
 SMALL_CASES = (256, 1, "Local(16)"), (256, 1, "Block(16) | Summary(16, 4)")
-DENSE = "dense causal"
+FLASH = "FlashAttention-4, dense causal"
 TOO_SLOW = 10  # seconds of a forward pass
 
 
@@ -48,7 +50,7 @@ def entries(settings: Settings) -> dict:
     f"n = {n}, batch {batch}, {text}{title}": functools.partial(
       measure, programs, n, batch, text
     )
-    for title, programs in (("", [DENSE, *first]), (", others", others))
+    for title, programs in (("", [*dense(), *first]), (", others", others))
     for n, batch, text in cases
   }
 
@@ -64,8 +66,9 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   inputs = executors.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   for name in names:
     sizes = batch, n, (pattern,) * HEADS, (WIDTH, WIDTH)
-    if name == DENSE:
-      rows[name] = _warm_up(name, _dense(platform), inputs, functions, warm)
+    if attention := dense().get(name):
+      made = executors.passes(attention)
+      rows[name] = _warm_up(name, made, inputs, functions, warm)
     elif reason := executors.unsupported(name, *sizes, dtype):
       rows[name] = {"skipped": reason}
     else:
@@ -74,7 +77,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   for (name, kind), times in timing.interleave(functions, warm).items():
     rows[name][kind] = times
   for name, row in rows.items():
-    _add_rates(row, found, name == DENSE)
+    _add_rates(row, found, name in dense())
     if "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
   return found | {"programs": rows}
@@ -92,7 +95,7 @@ def _warm_up(name, runs, inputs, functions, warm):
       functions[name, kind] = function
       row[kind] = timing.spread([warm[name, kind]])
   except Exception as error:  # the other programs run on
-    kind = "skipped" if name == DENSE else "failed"  # may lack memory
+    kind = "skipped" if name in dense() else "failed"  # may lack memory
     row[kind] = " ".join(str(error).split())[:300]
   return row
 
@@ -106,7 +109,13 @@ def _add_rates(row, about, is_dense):
       row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
 
 
-def _dense(platform):
-  options = dict(implementation="cudnn" if platform == "cuda" else "xla")
-  attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-  return executors.passes(functools.partial(attend, **options))
+def dense() -> dict:
+  """Dense causal attention of others on this platform, by what it is called."""
+  on_gpu = platforms.current_platform() == "cuda"
+  options = dict(implementation="cudnn" if on_gpu else "xla", is_causal=True)
+  found = {DENSE: functools.partial(jax.nn.dot_product_attention, **options)}
+  if on_gpu and importlib.util.find_spec("fa4_jax"):
+    import fa4_jax
+
+    found[FLASH] = functools.partial(fa4_jax.flash_attn, causal=True)
+  return found

@@ -14,8 +14,8 @@ TARGETS := .venv/targets
 DOCS := .venv/docs
 PEERS := .venv/peers
 
-.PHONY: quickstart test tools-test soak lint package docs tutorial bench accelerator \
-  targets targets-test compiled results
+.PHONY: quickstart sample test tools-test soak lint package docs tutorial bench \
+  accelerator targets targets-test compiled results
 
 # Trains the bundled example, samples from it and evaluates it.
 quickstart: .venv/installed
@@ -23,6 +23,14 @@ quickstart: .venv/installed
 	$(BIN)/python -m sparse_transformer.sample --workdir=$(RUN) --num=16
 	@echo "patterns in $(RUN)/patterns.png; bits per dim of the test split:"
 	$(BIN)/python eval.py --workdir=$(RUN)
+
+# Draws from a network in weights/.
+sample: runs/weights
+	$(BIN)/python -m sparse_transformer.sample --workdir=$<
+
+runs/weights: | .venv/installed
+	$(BIN)/python -m sparse_transformer.convert weights/digits.safetensors \
+	  --workdir=$@
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal

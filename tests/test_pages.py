@@ -13,7 +13,8 @@ from sparse_transformer.data import SOURCES
 
 REPO = pathlib.Path(__file__).parents[1]
 PACKAGE, DOCS = REPO / "sparse_transformer", REPO / "docs"
-PAGES = (REPO / "README.md", *sorted(DOCS.glob("*.md")))
+PAGES = (REPO / "README.md", REPO / "weights" / "README.md")
+PAGES += (*sorted(DOCS.glob("*.md")),)
 NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
 CODE = (*sorted(PACKAGE.rglob("*.py")), REPO / "train.py", REPO / "eval.py")
 

@@ -18,7 +18,7 @@ SCRIPT = "benchmarks/readme/__main__.py"
 def copy(tmp_path, monkeypatch):
   """The pages, figures and records in another folder."""
   shutil.copy(runs.REPO / "README.md", tmp_path)
-  for name in ("docs", "benchmarks/results"):
+  for name in ("docs", "weights", "benchmarks/results"):
     shutil.copytree(runs.REPO / name, tmp_path / name)
   monkeypatch.setattr(record, "REPO", tmp_path)
   monkeypatch.setattr(record, "FOLDER", tmp_path / "benchmarks" / "results")

@@ -197,6 +197,25 @@ def trained() -> str:
   return tables.markdown(rows)
 
 
+def card(name: str) -> str:
+  """What made the weights of a run, and their scores."""
+  run, (about, pattern, _) = record.read(name), TRAINED[name]
+  steps = {x["step"] for x in run["evaluations"] if x["split"] == "test"}
+  scores = (x for x in run["evaluations"] if x["step"] in steps)
+  rows = [("", "")]
+  rows.append(("data", about))
+  size = f"{run['parameters']:,} parameters"
+  rows.append(("network", f"`configs/{name}.py`: {pattern}, {size}"))
+  minutes = f"{run['processor_seconds'] / 60:.0f} CPU minutes"
+  rows.append(("command", f"`{run['command']}`"))
+  made = f"{run['commit']}, {run['machine']}, {minutes}"
+  rows.append(("commit, machine, time", made))
+  for score in scores:
+    bits = f"{score['bits_per_dim']:.5f}, {score['examples']:,} examples"
+    rows.append((f"{score['unit']}, {score['split']}", bits))
+  return tables.markdown(rows)
+
+
 def records(*names: str) -> str:
   link = "[`{0}`](../benchmarks/results/{0}.json)"
   links = ", ".join(map(link.format, names))

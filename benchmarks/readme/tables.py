@@ -1,5 +1,6 @@
 """The parts of pages that are made from records."""
 
+import functools
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterator
@@ -169,6 +170,10 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "commands": evidence.commands,
   },
   "docs/paper.md": {"released": released},
+  "weights/README.md": {
+    name: functools.partial(evidence.card, name)
+    for name in ("digits", "cifar10_medium")
+  },
   "docs/speed.md": {"efficiency": efficiency, "peers": peers, "groups": groups},
   "docs/accelerators.md": {
     "explained": explained,

@@ -53,6 +53,15 @@ HOLDS = {
   "Local(36)": "36 bytes before",
   PAPERS: "16 bytes before, and the column beside the target's",
 }
+# By choice of a comparison: the orders of digits, and if the network is told.
+TURNED, CUT = "4 rotations", "4 rotations, 2 transpositions, 24 jigsaws"
+ORDERS = {
+  "()": ("as they are", ""),
+  "('rotation',)": (TURNED, "yes"),
+  "() with data.name=digits_rotated": (TURNED, "no"),
+  "('rotation','transposition','jigsaw')": (CUT, "yes"),
+  "() with data.name=digits_puzzles": (CUT, "no"),
+}
 PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
 # Accuracy in % as published by Tay et al. 2021, Table 1.
 PUBLISHED = {
@@ -102,21 +111,28 @@ def columns() -> Iterator[str]:
 
 def one_key() -> Iterator[str]:
   """The byte above the target in place of a key of a window, and more keys."""
-  yield _scores("cifar10_above", ABOVE)
-  yield _scores("cifar10_deep", ABOVE)
-  yield records("cifar10_above", "cifar10_deep")
+  names = "cifar10_above", "cifar10_deep"
+  titles = "pattern", "what it holds", "keys", "bits/dim", "minus the first"
+  cells = {x: (f"`{SHOWN.get(x, x)}`", HOLDS[x], keys(x)) for x in HOLDS}
+  for name in names:
+    yield _scores(name, titles, cells, ABOVE)
+  yield records(*names)
 
 
-def _scores(name, than):
-  """All patterns of a comparison of images, the best first."""
-  titles = "pattern", "what it holds", "keys", "bits/dim"
-  rows = [(*titles, "minus the first")]
-  base = values(name, than)
+def orders() -> Iterator[str]:
+  """Digits in orders that the network is told, and as more images."""
+  titles = "training images", "told", "bits/dim", "minus the plain ones"
+  yield _scores("digits_orders", titles, ORDERS, "()")
+  yield records("digits_orders")
+
+
+def _scores(name, titles, cells, than):
+  """All choices of a comparison of images, the best first."""
+  rows, base = [titles], values(name, than)
   for row in record.read(name)["rows"]:
-    choice, found = row["choice"], row["values"]
-    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice], keys(choice)
+    found = row["values"]
     gap = interval(found, base) if found != base else ""
-    rows.append((*cells, interval(found), gap))
+    rows.append((*cells[row["choice"]], interval(found), gap))
   return tables.markdown(rows)
 
 
@@ -198,21 +214,18 @@ def trained() -> str:
 
 
 def card(name: str) -> str:
-  """What made the weights of a run, and their scores."""
+  """What made the weights of a run, and what they score."""
   run, (about, pattern, _) = record.read(name), TRAINED[name]
-  steps = {x["step"] for x in run["evaluations"] if x["split"] == "test"}
-  scores = (x for x in run["evaluations"] if x["step"] in steps)
-  rows = [("", "")]
-  rows.append(("data", about))
-  size = f"{run['parameters']:,} parameters"
-  rows.append(("network", f"`configs/{name}.py`: {pattern}, {size}"))
-  minutes = f"{run['processor_seconds'] / 60:.0f} CPU minutes"
-  rows.append(("command", f"`{run['command']}`"))
-  made = f"{run['commit']}, {run['machine']}, {minutes}"
-  rows.append(("commit, machine, time", made))
-  for score in scores:
-    bits = f"{score['bits_per_dim']:.5f}, {score['examples']:,} examples"
-    rows.append((f"{score['unit']}, {score['split']}", bits))
+  size, minutes = run["parameters"], run["processor_seconds"] / 60
+  rows = [("", ""), ("data", about)]
+  rows += [("network", f"`configs/{name}.py`: {pattern}, {size:,} parameters")]
+  rows += [("command", f"`{run['command']}`")]
+  made = run["commit"], run["machine"], f"{minutes:.0f} CPU minutes"
+  rows += [("commit, machine, time", ", ".join(made))]
+  for x in run["evaluations"]:
+    if x["step"] == run["steps"]:
+      bits = f"{x['bits_per_dim']:.5f}, {x['examples']:,} examples"
+      rows += [(f"{x['unit']}, {x['split']}", bits)]
   return tables.markdown(rows)
 
 

@@ -7,8 +7,9 @@ its orders, with positions and a start like any other image.
 
   python train.py --config=configs/digits_orders.py --workdir=runs/orders
 
-Expected without orders: 1.77 bits/dim of the validation split after 1,500
-steps, and more after that. 203,328 parameters.
+Expected on the validation split, with seeds 0 to 2: 1.79 bits/dim without
+orders, 1.88 with rotation, 2.02 with rotation, transposition and jigsaw; 1.90
+and 2.15 with their copies. 203,328 parameters, 92 s on a core of an AMD EPYC.
 """
 
 import dataclasses

@@ -49,9 +49,9 @@ WITHIN = {
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py
 # writes them.
 LIMITS = {
-  "README.md": 174,
+  "README.md": 171,
   "attention": 5_942,
-  "benchmarks": 2_947,
+  "benchmarks": 2_997,
   "commands": 2_142,
   "comparison": 786,
   "data": 1_798,
@@ -60,9 +60,9 @@ LIMITS = {
   "model": 1_792,
   "patterns": 2_539,
   "targets": 553,
-  "tests": 17_417,
+  "tests": 17_471,
   "training": 3_804,
-  "words of docs": 19_606,
+  "words of docs": 19_829,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -170,6 +170,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "compressors": evidence.compressors,
     "listops": evidence.listops,
     "texts": evidence.texts,
+    "orders": evidence.orders,
     "commands": evidence.commands,
   },
   "docs/paper.md": {"released": released},

@@ -25,12 +25,13 @@ quickstart: .venv/installed
 	$(BIN)/python eval.py --workdir=$(RUN)
 
 # Draws from a network in weights/.
-sample: runs/weights
-	$(BIN)/python -m sparse_transformer.sample --workdir=$<
+sample: runs/weights/config.json
+	$(BIN)/python -m sparse_transformer.sample --workdir=$(<D)
 
-runs/weights: | .venv/installed
-	$(BIN)/python -m sparse_transformer.convert weights/digits.safetensors \
-	  --workdir=$@
+runs/weights/config.json: weights/digits.safetensors | .venv/installed
+	rm -rf $(@D)
+	$(BIN)/python -m sparse_transformer.convert $< --workdir=$(@D)
+	touch $@
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -153,7 +153,8 @@ def record_steps(only: str) -> None:
 def record_kernels(only: str) -> None:
   """Compiles attention, and prints where it spills registers."""
   path = record.path("kernels")
-  old = {(x["kind"], x["target"]): x for x in record.read("kernels")}
+  rows = record.read("kernels") if path.exists() else []
+  old = {(x["kind"], x["target"]): x for x in rows}
   wanted = {
     (kind, gpu): presets for gpu in GPUS for kind, presets in kinds(gpu).items()
   }

@@ -10,11 +10,11 @@ order 0 upwards. The first k symbols of a split have fewer before them: a lower
 order predicts them. Errors are over blocks of 16,384 symbols.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
 ORDERS = range(7)
 AMOUNTS = [2.0**i for i in range(-10, 15)]
@@ -89,16 +89,8 @@ def means(bits: Splits, size: int) -> dict[str, Any]:
 
 
 def mean_and_error(values: np.ndarray, size: int) -> tuple[float, float | None]:
-  """The mean of a row of values, and its standard error over blocks.
-
-  The last block of `size` values may be shorter, and weighs less. The error is
-  None if there are fewer than two blocks.
-  """
-  starts = np.arange(0, len(values), size)
-  sums = np.add.reduceat(values.astype(np.float64), starts)
-  counts = np.diff([*starts, len(values)])
-  mean, n = sums.sum() / len(values), len(starts)
-  if n < 2:
-    return float(mean), None
-  spread = np.sum((sums - mean * counts) ** 2) * n / (n - 1)
-  return float(mean), math.sqrt(spread) / len(values)
+  """The mean of a row of values, and its standard error over whole blocks."""
+  blocks = values[: len(values) // size * size].reshape(-1, size)
+  means = blocks.mean(1, np.float64)
+  error = float(scipy.stats.sem(means)) if len(means) > 1 else None
+  return float(values.mean(dtype=np.float64)), error

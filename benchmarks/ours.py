@@ -1,6 +1,5 @@
 """The process that runs the JAX contestants: our attention and jax.nn's."""
 
-import dataclasses
 import functools
 
 import jax
@@ -17,8 +16,8 @@ def ours(entry):
   """Our attention, with the backend that `auto` chooses."""
   pattern, n = worker.pattern_of(entry), entry.n
   widths, platform = (entry.width, entry.width), platforms.current_platform()
-  case = Case(entry.batch, n, entry.heads, *widths, entry.dtype, platform)
-  case = dataclasses.replace(case, patterns=(pattern,) * entry.heads)
+  sizes = entry.batch, n, entry.heads, *widths, entry.dtype, platform
+  case = Case(*sizes, patterns=(pattern,) * entry.heads)
   parts = [part for part in pattern.parts() if part.pairs(n)]
   found = [registry.tiling("auto", case, part) for part in parts]
   area = sum(count * tile**2 for _, tile, count in found)

@@ -52,7 +52,7 @@ LSE = {
   "lse": lambda x: x + 1e-3,
   "lowering": unlowered,
   "run_time": functools.partial(calling, fail),
-  "memory": functools.partial(calling, lambda: fail("RESOURCE_EXHAUSTED: 9 G")),
+  "memory": functools.partial(calling, lambda: fail("Out of memory: 9 G")),
   "hang": functools.partial(calling, lambda: time.sleep(600)),
   "crash": functools.partial(calling, lambda: signal.raise_signal(11)),
 }

@@ -1,12 +1,11 @@
 """`make accelerator` runs on CPUs with small sizes, and survives failures."""
 
 import functools
-import importlib
+import importlib.machinery
 import json
 import sys
 import types
 
-import jax
 import pytest
 import runs
 
@@ -102,11 +101,15 @@ def test_lack_of_memory_is_no_failure():
   assert "RESOURCE_EXHAUSTED" in child.attempt(run)["skipped"]
 
 
-def test_dense_attention_is_that_of_all_that_is_installed(monkeypatch):
-  assert [*attention.dense()] == [summary.DENSE]
+def test_flash_attention_is_an_entry_where_it_is_installed(monkeypatch):
   fake = types.ModuleType("fa4_jax")
   fake.__spec__ = importlib.machinery.ModuleSpec("fa4_jax", None)
-  fake.flash_attn = jax.nn.dot_product_attention
+  fake.flash_attn = lambda q, k, v, *, causal: attention.dense("", "")(q, k, v)
   monkeypatch.setitem(sys.modules, "fa4_jax", fake)
+  small = Settings(small=True, executors=("streamed",))
+  assert not [x for x in attention.entries(small) if attention.FLASH in x]
   monkeypatch.setattr(attention.platforms, "current_platform", lambda: "cuda")
-  assert [*attention.dense()] == [summary.DENSE, attention.FLASH]
+  *_, last = attention.entries(small).items()
+  assert attention.FLASH in last[0]
+  monkeypatch.setattr(attention.platforms, "current_platform", lambda: "cpu")
+  assert "forward_backward" in last[1]()["programs"][attention.FLASH]

@@ -51,18 +51,18 @@ WITHIN = {
 LIMITS = {
   "README.md": 171,
   "attention": 5_942,
-  "benchmarks": 2_997,
+  "benchmarks": 3_000,
   "commands": 2_142,
   "comparison": 786,
   "data": 1_798,
   "figures": 351,
-  "library": 19_707,
+  "library": 19_708,
   "model": 1_792,
   "patterns": 2_539,
   "targets": 553,
-  "tests": 17_471,
-  "training": 3_804,
-  "words of docs": 19_829,
+  "tests": 17_472,
+  "training": 3_805,
+  "words of docs": 19_875,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

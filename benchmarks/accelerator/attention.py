@@ -8,6 +8,7 @@ pairs, so that an executor that computes pairs outside the pattern shows fewer.
 
 import functools
 import importlib.util
+from collections.abc import Callable
 
 import jax
 
@@ -36,21 +37,25 @@ CASES = (
   (65_536, 1, "Causal()"),
 )
 SMALL_CASES = (256, 1, "Local(16)"), (256, 1, "Block(16) | Summary(16, 4)")
-FLASH = "FlashAttention-4, dense causal"
+FLASH = "FlashAttention-4"  # dense causal
 TOO_SLOW = 10  # seconds of a forward pass
 
 
 def entries(settings: Settings) -> dict:
-  """One for each case: what `auto` takes at all of them, then the others."""
+  """For each case what `auto` takes, then the others, then FlashAttention-4."""
   names = executors.names(settings.executors)
   first = [x for x in names if x in (names[0], executors.CUDNN)]
   others = [x for x in names if x not in first]
   cases = SMALL_CASES if settings.small else CASES
+  programs = {"": [DENSE, *first], ", others": others}
+  on_gpu = platforms.current_platform() == "cuda"
+  if on_gpu and importlib.util.find_spec("fa4_jax"):
+    programs[f", {FLASH}"] = [FLASH]
   return {
     f"n = {n}, batch {batch}, {text}{title}": functools.partial(
-      measure, programs, n, batch, text
+      measure, of_entry, n, batch, text
     )
-    for title, programs in (("", [*dense(), *first]), (", others", others))
+    for title, of_entry in programs.items()
     for n, batch, text in cases
   }
 
@@ -66,8 +71,8 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   inputs = executors.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
   for name in names:
     sizes = batch, n, (pattern,) * HEADS, (WIDTH, WIDTH)
-    if attention := dense().get(name):
-      made = executors.passes(attention)
+    if name in (DENSE, FLASH):
+      made = executors.passes(dense(name, platform))
       rows[name] = _warm_up(name, made, inputs, functions, warm)
     elif reason := executors.unsupported(name, *sizes, dtype):
       rows[name] = {"skipped": reason}
@@ -77,7 +82,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   for (name, kind), times in timing.interleave(functions, warm).items():
     rows[name][kind] = times
   for name, row in rows.items():
-    _add_rates(row, found, name in dense())
+    _add_rates(row, found, name in (DENSE, FLASH))
     if "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
   return found | {"programs": rows}
@@ -95,7 +100,7 @@ def _warm_up(name, runs, inputs, functions, warm):
       functions[name, kind] = function
       row[kind] = timing.spread([warm[name, kind]])
   except Exception as error:  # the other programs run on
-    kind = "skipped" if name in dense() else "failed"  # may lack memory
+    kind = "skipped" if name == DENSE else "failed"  # may lack memory
     row[kind] = " ".join(str(error).split())[:300]
   return row
 
@@ -109,13 +114,12 @@ def _add_rates(row, about, is_dense):
       row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
 
 
-def dense() -> dict:
-  """Dense causal attention of others on this platform, by what it is called."""
-  on_gpu = platforms.current_platform() == "cuda"
-  options = dict(implementation="cudnn" if on_gpu else "xla", is_causal=True)
-  found = {DENSE: functools.partial(jax.nn.dot_product_attention, **options)}
-  if on_gpu and importlib.util.find_spec("fa4_jax"):
+def dense(name: str, platform: str) -> Callable:
+  """The dense causal attention of another library."""
+  if name == FLASH:
     import fa4_jax
 
-    found[FLASH] = functools.partial(fa4_jax.flash_attn, causal=True)
-  return found
+    return functools.partial(fa4_jax.flash_attn, causal=True)
+  options = dict(implementation="cudnn" if platform == "cuda" else "xla")
+  attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+  return functools.partial(attend, **options)

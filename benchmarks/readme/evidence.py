@@ -53,14 +53,13 @@ HOLDS = {
   "Local(36)": "36 bytes before",
   PAPERS: "16 bytes before, and the column beside the target's",
 }
-# By choice of a comparison: the orders of digits, and if the network is told.
-TURNED, CUT = "4 rotations", "4 rotations, 2 transpositions, 24 jigsaws"
+# Orders of digits, of which a network is told, and copies without.
 ORDERS = {
-  "()": ("as they are", ""),
-  "('rotation',)": (TURNED, "yes"),
-  "() with data.name=digits_rotated": (TURNED, "no"),
-  "('rotation','transposition','jigsaw')": (CUT, "yes"),
-  "() with data.name=digits_puzzles": (CUT, "no"),
+  "4: turned": ("('rotation',)", "() with data.name=digits_rotated"),
+  "192: also transposed, quarters permuted": (
+    "('rotation','transposition','jigsaw')",
+    "() with data.name=digits_puzzles",
+  ),
 }
 PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
 # Accuracy in % as published by Tay et al. 2021, Table 1.
@@ -102,37 +101,44 @@ def columns() -> Iterator[str]:
   """The column of the target beside the paper's, in three comparisons."""
   titles = "network, budget", "column of the target", "the paper's column"
   rows = [(*titles, "the paper's minus the target's")]
-  for name, (setting, ours, papers) in COLUMNS.items():
-    found = values(name, ours), values(name, papers)
-    rows.append((setting, *map(interval, found), interval(*found[::-1])))
+  rows += [_pair(x, about, *pair) for x, (about, *pair) in COLUMNS.items()]
   yield tables.markdown(rows)
   yield records(*COLUMNS)
 
 
-def one_key() -> Iterator[str]:
-  """The byte above the target in place of a key of a window, and more keys."""
-  names = "cifar10_above", "cifar10_deep"
-  titles = "pattern", "what it holds", "keys", "bits/dim", "minus the first"
-  cells = {x: (f"`{SHOWN.get(x, x)}`", HOLDS[x], keys(x)) for x in HOLDS}
-  for name in names:
-    yield _scores(name, titles, cells, ABOVE)
-  yield records(*names)
-
-
 def orders() -> Iterator[str]:
   """Digits in orders that the network is told, and as more images."""
-  titles = "training images", "told", "bits/dim", "minus the plain ones"
-  yield _scores("digits_orders", titles, ORDERS, "()")
-  yield records("digits_orders")
+  name, titles = "digits_orders", ("orders", "told", "not told")
+  rows = [(*titles, "not told minus told")]
+  rows += [("1: upright", interval(values(name, "()")), "", "")]
+  rows += [_pair(name, about, *pair) for about, pair in ORDERS.items()]
+  yield tables.markdown(rows)
+  yield records(name)
 
 
-def _scores(name, titles, cells, than):
-  """All choices of a comparison of images, the best first."""
-  rows, base = [titles], values(name, than)
+def _pair(name, about, *choices):
+  """Two choices of a comparison, and the second minus the first."""
+  found = [values(name, choice) for choice in choices]
+  return about, *map(interval, found), interval(*found[::-1])
+
+
+def one_key() -> Iterator[str]:
+  """The byte above the target in place of a key of a window, and more keys."""
+  yield _scores("cifar10_above", ABOVE)
+  yield _scores("cifar10_deep", ABOVE)
+  yield records("cifar10_above", "cifar10_deep")
+
+
+def _scores(name, than):
+  """All patterns of a comparison of images, the best first."""
+  titles = "pattern", "what it holds", "keys", "bits/dim"
+  rows = [(*titles, "minus the first")]
+  base = values(name, than)
   for row in record.read(name)["rows"]:
-    found = row["values"]
+    choice, found = row["choice"], row["values"]
+    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice], keys(choice)
     gap = interval(found, base) if found != base else ""
-    rows.append((*cells[row["choice"]], interval(found), gap))
+    rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
 
 

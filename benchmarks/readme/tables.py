@@ -70,12 +70,13 @@ def speed() -> str:
 
 def efficiency() -> str:
   """How far attention is from what pairs and the machine allow."""
-  titles = "n", "pattern", "speed-up", "ideal"
+  titles = "n", "pattern", "ms", "speed-up", "ideal"
   rows = [(*titles, "computed/needed")]
   for case in ("3072", "12288"):
     for row in _attention_rows(case, OURS):
       numbers = (f"{x:.1f}" for x in (row["speedup"][PASS], row["ideal"]))
-      cells = f"{row['n']:,}", _pattern(row), *numbers
+      times = f"{1e3 * row[PASS]['median']:,.0f}", *numbers
+      cells = f"{row['n']:,}", _pattern(row), *times
       rows.append((*cells, f"{row['computed_per_pair']:.2f}"))
   return tables.markdown(rows)
 

@@ -282,8 +282,8 @@ def plan_device(
   a device more positions than it has.
   """
   num_devices = lax.axis_size(axes)
-  own = getattr(executor, "shares", None)  # of a module, or a bound method
-  if getattr(own, "__func__", own) in (None, contract.Executor.shares):
+  shares = getattr(executor, "shares", None)  # of a module, or a bound method
+  if getattr(shares, "__func__", shares) in (None, contract.Executor.shares):
     raise ValueError(
       "the executor cannot split positions over devices: it has no method"
       " `shares`; use another backend"

@@ -26,7 +26,8 @@ from sparse_transformer.training.explanation import costs
 
 MAX_SECONDS = 300  # of a check, which usually takes a few
 DRIVER = pathlib.Path("/proc/driver/nvidia/version")
-PASSING = "RESOURCE_EXHAUSTED", "status -9"  # memory may be free another time
+# Memory may be free another time; that of a block or core never is.
+PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
@@ -48,10 +49,10 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
     registry.AVOIDED[last[0][0]] = "it failed its check"
   for name, path, faults in failed:
     chosen = (registry.resolve("auto", x) for x in cases())
+    kept = f"{path} has this verdict" if path.exists() else "it is not kept"
     print(
       f"warning: attention by {' and '.join(dict.fromkeys(chosen))}, not"
-      f" {name}, which failed its check: {'; '.join(faults)}; {path} has this"
-      " verdict",
+      f" {name}, which failed its check: {'; '.join(faults)}; {kept}",
       file=sys.stderr,
     )
   return experiment

@@ -22,7 +22,7 @@ FAULTS = {
   "gradient": r"error of dv nan, above 2e-05",
   "lowering": "NotImplementedError: .*'unlowered'",
   "run_time": ".*illegal address",
-  "memory": ".*RESOURCE_EXHAUSTED",
+  "memory": ".*Out of memory.*; it is not kept$",
 }
 
 

@@ -49,7 +49,7 @@ WITHIN = {
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py
 # writes them.
 LIMITS = {
-  "README.md": 171,
+  "README.md": 175,
   "attention": 5_942,
   "benchmarks": 3_000,
   "commands": 2_142,

@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 553,
   "tests": 17_472,
   "training": 3_805,
-  "words of docs": 19_875,
+  "words of docs": 19_815,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -1,9 +1,9 @@
-"""Digits in other orders, of which the network is told, or as more images.
+"""Digits in permuted orders, which the network is given or not.
 
-Paper row: none; the augmentation of Jun et al. 2020 on a small data set, with
-data.orders=("rotation",) and others. In the sources digits_rotated and
-digits_puzzles, permuted images are further training images instead, whose
-positions and start are those of any image.
+Paper row: none; the augmentation of Jun et al. 2020 on a small data set. With
+data.orders=("rotation",) or others, the start vector and the coordinates of
+pixels give the order. The sources digits_rotated and digits_puzzles add
+permuted copies to the training images instead.
 
   python train.py --config=configs/digits_orders.py --workdir=runs/orders
 
@@ -24,14 +24,14 @@ from sparse_transformer.data import images
 
 
 def add_copies(name, *orders):
-  """Registers digits whose training images are also there in other orders."""
+  """Registers digits with a copy of each training image in each order."""
 
   @data.register(name, reads_path=False)
   def copies(config):
     source = images.digits(config)
-    tables = data.Orders(orders, source.shape).tables.values()
-    labels = itertools.product(*(range(len(table)) for table in tables))
-    places = data.Orders(orders, source.shape).places(np.array([*labels]))
+    every = data.Orders(orders, source.shape)
+    numbers = (range(len(table)) for table in every.tables.values())
+    places = every.places(np.array([*itertools.product(*numbers)]))
 
     @functools.cache
     def load():

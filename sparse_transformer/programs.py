@@ -32,7 +32,7 @@ def keep() -> None:
 
 
 def _processor():
-  """Names what programs for CPUs depend on, of which JAX knows only a part."""
+  """Names what programs for CPUs depend on; JAX's own key has only a part."""
   path, cores = pathlib.Path("/proc/cpuinfo"), os.cpu_count()
   text = path.read_text() if path.exists() else ""
   if sys.platform == "linux":  # XLA divides work among these

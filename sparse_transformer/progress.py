@@ -10,7 +10,7 @@ import tqdm
 
 from sparse_transformer import signals
 
-SECONDS = 30  # between lines, where there is no terminal
+SECONDS = 30  # between lines if standard error is not a terminal
 
 
 def say(line: str, file: TextIO | None = None) -> None:

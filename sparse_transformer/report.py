@@ -137,7 +137,7 @@ def _evaluations(workdir):
   if not paths:
     return _text("None: run eval.py.")
   titles = *COLUMNS, "bits", "standard error", "tokens", "overrides", "command"
-  # Those of the run itself first.
+  # Scores without overrides come first.
   rows = sorted(map(_evaluation, paths), key=lambda row: row[-2] != "")
   pictures = [_picture(path.with_suffix(".png")) for path in paths]
   return "\n".join([_table(titles, rows), *pictures])

@@ -60,7 +60,7 @@ LIMITS = {
   "model": 1_792,
   "patterns": 2_539,
   "targets": 553,
-  "tests": 17_472,
+  "tests": 17_474,
   "training": 3_805,
   "words of docs": 19_815,
 }

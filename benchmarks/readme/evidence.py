@@ -53,7 +53,7 @@ HOLDS = {
   "Local(36)": "36 bytes before",
   PAPERS: "16 bytes before, and the column beside the target's",
 }
-# Orders of digits, of which a network is told, and copies without.
+# By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
   "4: turned": ("('rotation',)", "() with data.name=digits_rotated"),
   "192: also transposed, quarters permuted": (

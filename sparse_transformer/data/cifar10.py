@@ -17,7 +17,7 @@ from sparse_transformer.data.sources import (
 )
 
 HELD_OUT = 2_000  # training images for validation: as in Child et al. 2019
-SEED = 11172018  # of which ones, in github.com/openai/distribution_augmentation
+SEED = 11172018  # selects them in github.com/openai/distribution_augmentation
 CLASSES = (
   *("airplane", "automobile", "bird", "cat", "deer"),
   *("dog", "frog", "horse", "ship", "truck"),

@@ -107,7 +107,7 @@ class Writer:
         self._on_metrics(step, split, values)
 
   def write(self, step: int, split: str, **values: Any) -> None:
-    """`note`, on TensorBoard and the terminal, too; lists have many curves."""
+    """Like `note`, and also on TensorBoard, a curve per number, and printed."""
     if not self._file:
       return
     self.note(step, split, **values)

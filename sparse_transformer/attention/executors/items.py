@@ -132,7 +132,7 @@ def _number(orders, order):
 def work_by_position(
   patterns: tuple[Pattern, ...], n: int, tile: int, group: int = 1
 ) -> Work:
-  """The work of query heads, of which each `group` share a key head."""
+  """The work of query heads; each `group` of them shares a key head."""
   of_queries: dict[bytes, np.ndarray] = {}
   of_keys: dict[bytes, np.ndarray] = {}
   masks, parts, num_tiles = Masks(tile), [], -(-n // tile)

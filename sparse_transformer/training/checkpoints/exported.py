@@ -95,7 +95,7 @@ def load(path: str | os.PathLike) -> Exported:
     shapes = model_lib.param_shapes(model)
   except Exception as error:  # they may be anything
     raise ValueError(f"{path} cannot be read: {error}") from error
-  # The layers of each array are views of it, of which none is written yet.
+  # Each layer is a view of an array that is still empty.
   params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
   views = _by_layer(model, params)
   expected, found = (

@@ -98,7 +98,7 @@ class Checkpoints:
     """The steps of the finished checkpoints in ascending order."""
     names = os.listdir(self._folder) if self._folder.is_dir() else []
     steps = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
-    paths = {x: self._path(x) for x in steps}  # of which some may be deleted
+    paths = {x: self._path(x) for x in steps}  # some may be deleted
     has = lambda path: (path / STATE).exists() or (path / FILES).exists()
     return [step for step, path in paths.items() if has(path)]
 
@@ -146,7 +146,7 @@ class Checkpoints:
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
     if not {"config", "data"} <= saved.keys():
       self._verify(step)
-      raise ValueError(f"{place} does not say of which run it is")
+      raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
     if data is not None and saved["data"] != data:

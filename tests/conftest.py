@@ -38,7 +38,7 @@ if jax.__version_info__ < (0, 11):
   os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
 # Maps of memory above which a process drops its programs, each of which has a
 # few: Linux allows 65,530, beyond which XLA crashes.
-MAX_MAPS = 35_000
+MAX_MAPS = 30_000
 tests_done = itertools.count(1)
 # Silent broadcasting over a missing axis raises.
 jax.config.update("jax_numpy_rank_promotion", "raise")

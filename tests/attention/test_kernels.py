@@ -215,7 +215,7 @@ def test_cases_that_cannot_run_are_named(executor, change, words, monkeypatch):
 
 @pytest.mark.soak
 @everywhere
-@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.settings(deadline=None, max_examples=20)
 @hypothesis.given(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
   st.sampled_from([1, 7, 40, 64, 89, 120]),

@@ -6,20 +6,21 @@ python -m benchmarks.baselines --config=configs/text_small.py \\
 In bits per symbol of the validation and test split, given the training split.
 
 Images: the distribution of each position's values, each counted once more than
-it occurs; `benchmarks.linear`; and codecs, if the pixels are RGB: the size of
-the split as one square mosaic, so that the header vanishes.
-Text: `benchmarks.markov`, and compressors: the size of the training split and
-the scored one minus the size of the training split.
+it occurs; `benchmarks.linear`; and codecs, of RGB pixels and of clips: the size
+of the split as one square mosaic, so that the header vanishes.
+Text: compressors: the size of the training split and the scored one minus the
+size of the training split.
 Codecs are not given the training split. They and compressors also learn from
 what they have coded of a split; `sees` says what they can use.
-ListOps: accuracies in place of bits, of the most frequent label: of all, given
-the root's operator, and given also the result of the root's own digits.
+ListOps: accuracies in place of bits, of the most frequent label: of all, and
+given the root's operator.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
 
 import bz2
 import collections
+import fractions
 import functools
 import importlib
 import lzma
@@ -27,17 +28,17 @@ import math
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import numpy as np
 from absl import flags
 
-from benchmarks import linear, markov, record
+from benchmarks import linear, record
 from sparse_transformer import cli, data
-from sparse_transformer.data import listops
 
-OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10"}
+Splits = Mapping[str, np.ndarray]
+OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10", "av": "18.1.0"}
 EXAMPLES = 20_000  # of ListOps
 BEST = 9 | lzma.PRESET_EXTREME
 # Its manual recommends for text: bits of literal context, none of position.
@@ -74,6 +75,10 @@ CODECS: dict[str, tuple[str, dict[str, Any]]] = {
   "WebP -m 6 -q 100": ("webp", dict(level=100, method=6, lossless=True)),
   "JPEG XL -e 9": ("jpegxl", dict(effort=9, lossless=True, usecontainer=False)),
 }
+VIDEO_CODECS: dict[str, tuple[str, dict[str, str]]] = {
+  "FFV1": ("ffv1", dict(level="3", coder="1", context="1")),
+  "x264 -qp 0": ("libx264", dict(preset="veryslow", qp="0")),
+}
 SEES = {
   "gzip": "the last 32 KiB",
   "bzip2": "its block of 900 kB",
@@ -106,38 +111,69 @@ def score(source: data.Images | data.Stream) -> dict[str, Any]:
     rows = [independent(splits, source.vocab_size)]
     if source.shape[-1] == 3 and optional("imagecodecs"):
       rows += codecs(splits, source.shape)
+    if linear.frames(source.shape) > 1 and optional("av"):
+      rows += video_codecs(splits, source.shape)
     rows += linear.score(splits, source.shape, source.vocab_size)
   elif source.unit != "bits/byte":
     raise ValueError(f"{source.unit}: data must be images or text")
   else:
     splits = source.load()
-    rows = compress(splits) + markov.score(splits, source.vocab_size)
+    rows = compress(splits)
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 
 
-def independent(splits: markov.Splits, size: int) -> dict[str, Any]:
+def independent(splits: Splits, size: int) -> dict[str, Any]:
   """The score of independent positions, whose values are less than `size`."""
   count = functools.partial(np.bincount, minlength=size)
   counts_LV = 1 + np.stack([count(values) for values in splits["train"].T])
   bits_LV = -np.log2(counts_LV / counts_LV.sum(1, keepdims=True))
   bits = lambda found: float(bits_LV[np.arange(len(bits_LV)), found].mean())
-  found = {split: bits(splits[split]) for split in markov.SCORED}
+  found = {split: bits(splits[split]) for split in linear.SCORED}
   return dict(model="independent positions", sees="nothing") | found
 
 
-def codecs(
-  splits: markov.Splits, shape: tuple[int, int, int]
-) -> list[dict[str, Any]]:
+def codecs(splits: Splits, shape: tuple[int, int, int]) -> list[dict[str, Any]]:
   rows = []
   for name, (codec, options) in CODECS.items():
     encode = getattr(sys.modules["imagecodecs"], f"{codec}_encode")
     row = dict(model=f"`{name}`", sees="the mosaic")
-    for split in markov.SCORED:
+    for split in linear.SCORED:
       content = encode(mosaic(splits[split].reshape(-1, *shape)), **options)
       row[split] = 8 * len(content) / splits[split].size
     rows.append(row)
   return rows
+
+
+def video_codecs(
+  splits: Splits, shape: tuple[int, int, int]
+) -> list[dict[str, Any]]:
+  """Frame t of the mosaic has frame t of every clip."""
+  rows, (_, side, _) = [], shape
+  for name, (codec, options) in VIDEO_CODECS.items():
+    row: dict[str, Any] = dict(model=f"`{name}`", sees="the mosaic")
+    for split in linear.SCORED:
+      clips = splits[split].reshape(-1, linear.frames(shape), side, side)
+      packets = coded(mosaic(clips.transpose(0, 2, 3, 1)), codec, options)
+      row[split] = 8 * sum(x.size for x in packets) / clips.size
+    rows.append(row)
+  return rows
+
+
+def coded(frames: np.ndarray, codec: str, options: dict[str, str]) -> list[Any]:
+  """The packets of a gray video [rows, columns, frames]."""
+  av = sys.modules["av"]
+  context = av.CodecContext.create(codec, "w")
+  context.height, context.width, number = frames.shape
+  context.pix_fmt, context.options = "gray", options
+  context.time_base = fractions.Fraction(1, number)
+  packets: list[Any] = []
+  for i in range(number):
+    content = np.ascontiguousarray(frames[..., i])
+    frame = av.VideoFrame.from_ndarray(content, format="gray")
+    frame.pts, frame.time_base = i, context.time_base
+    packets += context.encode(frame)
+  return packets + context.encode(None)
 
 
 def mosaic(images: np.ndarray) -> np.ndarray:
@@ -149,7 +185,7 @@ def mosaic(images: np.ndarray) -> np.ndarray:
   return square.swapaxes(1, 2).reshape(side * height, side * width, channels)
 
 
-def compress(splits: markov.Splits) -> list[dict[str, Any]]:
+def compress(splits: Splits) -> list[dict[str, Any]]:
   train, *scored = (splits[name].tobytes() for name in data.SPLITS)
   rows, has_ppmd = [], optional("pyppmd")
   for name, run in COMPRESSORS.items():
@@ -158,7 +194,7 @@ def compress(splits: markov.Splits) -> list[dict[str, Any]]:
     size = lambda content, run=run: 8 * len(run(content))
     given = [(size(train + x) - size(train)) / len(x) for x in scored]
     about = dict(model=f"`{name}`", sees=SEES[name.split()[0]])
-    rows.append(about | dict(zip(markov.SCORED, given, strict=True)))
+    rows.append(about | dict(zip(linear.SCORED, given, strict=True)))
   return rows
 
 
@@ -167,7 +203,6 @@ def score_labels(source: data.Sequences) -> dict[str, Any]:
   models: tuple[tuple[str, str, Callable[[np.ndarray], Hashable]], ...] = (
     ("most frequent label", "nothing", lambda x: 0),
     ("root's operator", "the first symbol", lambda x: x[0]),
-    ("root's operator and digits", "them", of_root),
   )
   rows = [
     dict(model=model, sees=sees) | most_frequent(splits, key)
@@ -196,30 +231,11 @@ def most_frequent(
   guess = lambda x: labels.get(key(x), everywhere).most_common(1)[0][0]
   hits = {
     split: np.array([guess(x) == label for x, label in splits[split]])
-    for split in markov.SCORED
+    for split in linear.SCORED
   }
   error = float(hits["test"].std(ddof=1)) / len(hits["test"]) ** 0.5
   found = {split: float(right.mean()) for split, right in hits.items()}
   return found | dict(standard_error=error)
-
-
-def of_root(x: np.ndarray) -> Hashable:
-  """The root's operator, and its result for the digits among its arguments."""
-  digits: list[int] = []
-  depth, nested = 0, 0
-  for symbol in x[1:-1]:
-    text = listops.SYMBOLS[symbol]
-    if text in listops.OPERATORS:
-      nested += depth == 0
-      depth += 1
-    elif text == "]":
-      depth -= 1
-    elif depth == 0:
-      digits.append(int(text))
-  operator = listops.SYMBOLS[x[0]]
-  result = listops.OPERATORS[operator](digits) if digits else None
-  # A sum with unknown terms depends on how many there are, a few of them.
-  return operator, result, min(nested, 3)
 
 
 if __name__ == "__main__":

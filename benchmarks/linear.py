@@ -8,23 +8,32 @@ channels before; it selects one of 32 histograms of errors. A histogram, moved
 to the prediction and cut to the possible values, is the distribution.
 
 Beyond the top is the middle gray; beyond the left is the pixel above, and
-beyond the right the last one of the row. Errors are over images.
+beyond the right the last one of the row. In clips, square frames one below the
+other, neighbors are also in the frame before. Errors are over images.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import scipy.stats
 
-from benchmarks import markov
-
+SCORED = "validation", "test"
 IMAGES = 2_500  # of the training split; 1,000 at a time are scored
 # Rows up and columns to the left: the pixels before within 1, and within 2.
 NEIGHBORS = (
   [(0, 1), (1, 0), (1, 1)],
   [(0, 1), (0, 2), *((i, j) for i in (1, 2) for j in range(-2, 3))],
 )
+# And of the frame before, the pixels within 1 of the same place.
+BEFORE = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 EDGES = np.geomspace(1 / 512, 1 / 4, 31)  # of the histograms, times the levels
+
+
+def frames(shape: Sequence[int]) -> int:
+  """The square gray frames of a clip; 1 for other shapes of images."""
+  rows, columns, channels = shape
+  return 1 if channels > 1 or rows % columns else rows // columns
 
 
 def score(
@@ -32,14 +41,18 @@ def score(
 ) -> list[dict[str, Any]]:
   """Bits per value of images [number, length] of values below `size`."""
   rows, step = [], -(-len(splits["train"]) // IMAGES)
-  for near in NEIGHBORS:
+  neighbors, side = [*NEIGHBORS], shape[1]
+  if frames(shape) > 1:
+    before = ((side + i, j) for i, j in BEFORE)
+    neighbors.append([*NEIGHBORS[1], *before])
+  for near in neighbors:
     bits_of = fit(splits["train"][::step], near, shape, size)
     bits = {}
-    for split in markov.SCORED:
+    for split in SCORED:
       parts = np.array_split(splits[split], -(-len(splits[split]) // 1_000))
       bits[split] = np.concatenate([bits_of(part).ravel() for part in parts])
     about = dict(model=f"linear, {len(near)} pixels", sees="its image")
-    rows.append(about | markov.means(bits, splits["test"].shape[1]))
+    rows.append(about | means(bits, splits["test"].shape[1]))
   return rows
 
 
@@ -93,13 +106,14 @@ def features(
 ) -> np.ndarray:
   """Of each pixel: 1, the channels of its neighbors, and its own."""
   x = images.astype(np.float32)
-  x = np.pad(x, ((0, 0), (2, 0), (0, 0), (0, 0)), constant_values=size / 2)
+  top = max(i for i, _ in near)
+  x = np.pad(x, ((0, 0), (top, 0), (0, 0), (0, 0)), constant_values=size / 2)
   left = np.concatenate([x[:, :1, :1], x[:, :-1, :1]], axis=1)
   x = np.concatenate([left, left, x, x[:, :, -1:], x[:, :, -1:]], axis=2)
   height, width = images.shape[1:3]
   found = [np.ones_like(images[..., :1], np.float32)]
   for i, j in [*near, (0, 0)]:
-    found.append(x[:, 2 - i : 2 - i + height, 2 - j : 2 - j + width])
+    found.append(x[:, top - i : top - i + height, 2 - j : 2 - j + width])
   found = np.concatenate(found, axis=-1)
   return found.reshape(-1, found.shape[-1])
 
@@ -112,3 +126,17 @@ def solve(inputs: np.ndarray, values: np.ndarray) -> np.ndarray:
     products += part.T @ part
   found, *_ = np.linalg.lstsq(products[:-1, :-1], products[:-1, -1])
   return found.astype(np.float32)
+
+
+def means(bits: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
+  """Mean bits of each split, and the error of the test split's over blocks."""
+  validation, test = (mean_and_error(bits[split], size) for split in SCORED)
+  return dict(validation=validation[0], test=test[0], standard_error=test[1])
+
+
+def mean_and_error(values: np.ndarray, size: int) -> tuple[float, float | None]:
+  """The mean of a row of values, and its standard error over whole blocks."""
+  blocks = values[: len(values) // size * size].reshape(-1, size)
+  means = blocks.mean(1, np.float64)
+  error = float(scipy.stats.sem(means)) if len(means) > 1 else None
+  return float(values.mean(dtype=np.float64)), error

@@ -8,9 +8,10 @@ after the run. Records are named benchmarks/results/<workdir>.json.
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 from ml_collections import config_flags
 
@@ -19,6 +20,8 @@ from sparse_transformer import atomic, cli, config as config_lib, model, schema
 from sparse_transformer.comparison import record as comparison
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
+
+PARTS = 16  # of a sequence; in clips, frames
 
 
 def main(argv: Sequence[str]) -> None:
@@ -30,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
     about, data = found["about"], found["about"]["config"]["data"]
     about["command"] = record.without_folders(about["command"])
     data["path"] = record.without_folders(data["path"])
+    found["evaluations"] = [*tested(workdir)]
     comparison.write_record(out, found)
     return
   cli.require("config", "workdir")
@@ -39,6 +43,22 @@ def main(argv: Sequence[str]) -> None:
   words += config_lib.overrides(args.config, config)
   content = record.about("python train.py", words) | describe(workdir, config)
   record.write(out, content)
+
+
+def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Test scores of a comparison, also on other data, with their curves."""
+  for path in sorted(workdir.glob("*/seed*/evaluations/test-*.json")):
+    found = atomic.read_json(path)
+    other = found["overrides"].get("data.path", "")
+    parts = np.array_split(found["by_position"], PARTS)
+    yield dict(
+      pattern=found["config"]["attention"]["pattern"],
+      seed=path.parent.parent.name,
+      data=record.without_folders(other),
+      examples=found["examples"],
+      bits_per_dim=found["bits_per_dim"],
+      by_position=[float(x.mean()) for x in parts],
+    )
 
 
 def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:

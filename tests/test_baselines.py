@@ -1,4 +1,4 @@
-"""Baselines: counts, compressors, codecs, linear prediction, Markov models."""
+"""Baselines: counts, compressors, codecs, linear prediction; clips."""
 
 import importlib.util
 import json
@@ -9,43 +9,19 @@ import numpy as np
 import pytest
 import runs
 
-from benchmarks import baselines, linear, markov
+from benchmarks import baselines, linear, video
 from sparse_transformer import data as data_lib
 
 pytestmark = pytest.mark.tools
 
 
-def chain(length, seed=0):
-  """Random symbols below 4, in which 0 is followed by 1 most often."""
-  rng = np.random.default_rng(seed)
-  found, after_0 = rng.integers(4, size=length), rng.random(length) < 0.7
-  for i in range(1, length):
-    if found[i - 1] == 0 and after_0[i]:
-      found[i] = 1
-  return found.astype(np.uint8)
-
-
 def test_error_over_blocks_is_that_of_their_means():
   values = np.random.default_rng(0).normal(size=500)
   means = values.reshape(5, 100).mean(1)
-  mean, error = markov.mean_and_error(values, 100)
+  mean, error = linear.mean_and_error(values, 100)
   assert mean == pytest.approx(values.mean())
   assert error == pytest.approx(means.std(ddof=1) / math.sqrt(5))
-  assert markov.mean_and_error(values, 500)[1] is None
-
-
-def test_predictions_of_all_symbols_sum_to_one():
-  train, context, order = chain(500), [0, 2, 1], 3
-  strings = {symbol: np.array([*context, symbol]) for symbol in range(4)}
-  total = 0
-  for string in strings.values():
-    scored = {"validation": chain(60, seed=1), "test": string}
-    lower = {split: np.full(len(x), 0.25) for split, x in scored.items()}
-    for k in range(order + 1):
-      found = markov.count(train, scored, k, size=4)
-      _, lower = markov.best(found, lower)
-    total += lower["test"][-1]
-  assert total == pytest.approx(1)
+  assert linear.mean_and_error(values, 500)[1] is None
 
 
 def test_independent_positions_score_the_entropy_of_their_values():
@@ -70,21 +46,6 @@ def score(config, data, folder):
   return record, {row["model"]: row for row in record["rows"]}
 
 
-def test_markov_models_find_the_chain_that_made_the_symbols():
-  symbols = chain(40_000)
-  parts = np.split(symbols, [36_000, 38_000])
-  splits = dict(zip(data_lib.SPLITS, parts, strict=True))
-  rows = {row["model"]: row for row in markov.score(splits, 4)}
-  p = np.full((4, 4), 0.25)
-  p[0] = 0.3 / 4
-  p[0, 1] += 0.7
-  test = splits["test"]
-  entropy = -np.log2(p[test[:-1], test[1:]]).mean()
-  assert rows["order 1"]["test"] == pytest.approx(entropy, abs=0.01)
-  # Of order 6, most contexts are rare: what is lower must help.
-  assert rows["order 6"]["test"] < rows["order 1"]["test"] + 0.05
-
-
 def test_compressors_are_given_the_training_split(tmp_path, capsys):
   data = tmp_path / "text.txt"
   text = np.random.default_rng(0).integers(32, size=5_000).astype(np.uint8)
@@ -98,9 +59,6 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
       assert f"`{name}`" not in rows
     else:
       assert rows[f"`{name}`"]["test"] < 2.5, name
-  # Whose symbols are uniform: 5 bits without what is before.
-  assert rows["order 0"]["test"] == pytest.approx(5, abs=0.05)
-  assert rows["order 6"]["test"] < 1
   whole = (text.tobytes() * 4)[:18_000]
   assert rows["`xz -9e`"]["test"] < 8 * len(lzma.compress(whole)) / 18_000
 
@@ -131,6 +89,49 @@ def test_linear_prediction_of_images_beats_independent_positions():
     assert 0 < row["test"] < independent - 0.3
     assert row["test"] == pytest.approx(row["validation"], abs=0.1)
     assert row["standard_error"] < 0.05
+
+
+def moving(frames=32, seed=0):
+  """A gray video of 33 x 50 pixels that moves to the right."""
+  wide = np.random.default_rng(seed).normal(size=(33, 50 + frames)).cumsum(0)
+  wide = (128 + 9 * wide).clip(0, 255).astype(np.uint8)
+  return np.stack([wide[:, frames - t :][:, :50] for t in range(frames)])
+
+
+def test_clips_are_frames_one_below_the_other_in_the_order_of_time():
+  frames = moving()
+  clips = video.cut(frames, 16)
+  assert clips.shape == (2 * 2 * 3, 256, 16)
+  t, row, column, y, x = 5, 1, 2, 3, 7
+  clip = clips[6 + 3 * row + column]
+  assert clip[16 * t + y, x] == frames[16 + t, 16 * row + y, 16 * column + x]
+  assert (video.cut(frames, 4)[0] == clips[0, :64]).all()
+  assert video.shrunk(frames, 4)[3, 2, 1] == np.rint(
+    frames[3, 8:12, 4:8].mean()
+  )
+  noise = video.noisy(np.full_like(frames, 100), 2) - 98
+  assert set(noise.ravel()) == {0, 1, 2, 3, 4}
+
+
+def test_linear_prediction_of_clips_sees_the_frame_before():
+  splits = {
+    x: video.cut(moving(48, i), 16) for i, x in enumerate(data_lib.SPLITS)
+  }
+  splits = {x: clips.reshape(len(clips), -1) for x, clips in splits.items()}
+  *near, clip = (x["test"] for x in linear.score(splits, (256, 16, 1), 256))
+  assert clip < min(near) - 0.5
+
+
+def test_video_codecs_code_clips_without_loss():
+  av = pytest.importorskip("av")
+  frames = moving(16).transpose(1, 2, 0)[:32, :48]
+  for name, options in baselines.VIDEO_CODECS.values():
+    packets = baselines.coded(frames, name, options)
+    if name == "libx264":  # FFV1's header is not in its packets
+      decoder = av.CodecContext.create("h264", "r")
+      found = [y for x in [*packets, None] for y in decoder.decode(x)]
+      decoded = [x.to_ndarray()[:32] for x in found]  # color is below
+      assert (np.stack(decoded, axis=-1) == frames).all()
 
 
 def test_codecs_code_a_mosaic_without_loss():

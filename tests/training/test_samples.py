@@ -36,3 +36,19 @@ def test_sheet_shows_each_image_in_its_colors(num, shape, vocab_size, tmp_path):
       found = page[y:, x:][: scale * rows : scale, : scale * columns : scale]
       expected = np.broadcast_to(images[half, i].round(), found.shape)
       np.testing.assert_array_equal(found, expected)
+
+
+def test_clip_is_shown_with_its_frames_side_by_side(tmp_path):
+  clips = np.random.RandomState(0).randint(0, 256, (2, 3, 5 * 16))
+  source = data.Images((20, 4, 1), 256, load=dict)
+  path = tmp_path / "samples.png"
+  samples.save_images(path, *clips.astype(np.uint8), source)
+  with Image.open(path) as image:
+    page = np.asarray(image.convert("L"))
+  rows = page[samples.LABEL + 1 :, 1:]
+  scale = samples.SHEET // 20
+  height = scale * 4 + 2 + samples.BORDER
+  for i in range(3):
+    found = rows[i * height :: scale][:4, : scale * 20 : scale]
+    frames = clips[0, i].reshape(5, 4, 4)
+    np.testing.assert_array_equal(found, np.concatenate(frames, axis=1))

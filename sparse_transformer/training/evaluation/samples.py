@@ -92,13 +92,17 @@ def save_images(
 ) -> None:
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
-  Both are uint8 [images, positions].
+  Both are uint8 [images, positions]. The frames of a clip, one below the other,
+  are put side by side, as are the squares of any image as high.
   """
-  side, (rows, columns, _) = math.ceil(math.sqrt(len(tokens))), source.shape
+  rows, columns, channels = source.shape
+  frames = rows // columns if rows % columns == 0 and rows > 3 * columns else 1
+  rows, columns = rows // frames, columns * frames
+  side = math.ceil(math.sqrt(len(tokens) * rows / columns))
   scale = max(1, SHEET // (side * columns))
   size = scale * columns, scale * rows
   width, height = (x + 2 + BORDER for x in size)
-  area = 2 * side * width + GAP, side * height + LABEL
+  area = 2 * side * width + GAP, -(-len(tokens) // side) * height + LABEL
   page = Image.new("RGB", area, "white")
   draw, font = ImageDraw.Draw(page), ImageFont.load_default(LABEL * 0.7)
   halves = ("sampled", tokens), ("real", real)
@@ -106,7 +110,9 @@ def save_images(
     left = half * (side * width + GAP)
     draw.text((left, 0), label, style.GRAY, font)
     shades = symbols * 255.0 / (source.vocab_size - 1)
-    images = shades.round().astype(np.uint8).reshape(-1, *source.shape)
+    parts = shades.round().astype(np.uint8)
+    parts = parts.reshape(-1, frames, rows, columns // frames, channels)
+    images = parts.swapaxes(1, 2).reshape(-1, rows, columns, channels)
     for i, pixels in enumerate(images):
       pixels = np.broadcast_to(pixels, (rows, columns, 3))
       image = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)

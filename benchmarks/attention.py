@@ -1,6 +1,6 @@
 """Measures our attention and other libraries' attention.
 
-  python -m benchmarks.attention [--cases=3072,growth] [--rounds=N] [--quick]
+  python -m benchmarks.attention [--cases=3072,growth] [--rounds=N]
 
 Writes results/attention-<machine>.json, whose columns docs/speed.md explains.
 JAX and torch run in separate processes for each case, and only one of them
@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from benchmarks import record, report, timing
-from benchmarks.worker import Entry
+from benchmarks.worker import Entry, num_threads
 from sparse_transformer import machine, patterns, version
 
 THREADS = 2
@@ -54,8 +54,13 @@ def _entries(n, programs):
   return tuple(Entry(x, p, n) for p in programs for x in programs[p])
 
 
-def cpu():
+def cases():
   checked = dict.fromkeys(oracle(), ("ours",))
+  few = {
+    "Local(64)": ("ours", "local_attention"),
+    STRIDED(l=32): ("ours",),
+    "Causal()": ("jax_nn", "sdpa"),
+  }
   small = {
     "Local(128)": ("ours", "local_attention", "flex"),
     STRIDED(l=96): ("ours", "flex"),
@@ -78,6 +83,7 @@ def cpu():
   )
   of_12288 = _entries(12_288, large) + _entries(12_288, peers)
   return {
+    "quick": Case("quick, n = 1,024", _entries(1024, few), 2),
     "oracle": Case("the catalogue, n = 512", _entries(512, checked)),
     "3072": Case("n = 3,072", _entries(3072, small), 7),
     "12288": Case("n = 12,288", of_12288, 5),
@@ -85,15 +91,6 @@ def cpu():
     "million": Case("n = 1,048,576, one head", (million,), 1),
     "groups": Case("2 key heads for 8 heads, n = 4,096", tuple(groups), 7),
   }
-
-
-def quick():
-  programs = {
-    "Local(64)": ("ours", "local_attention"),
-    STRIDED(l=32): ("ours",),
-    "Causal()": ("jax_nn", "sdpa"),
-  }
-  return {"quick": Case("quick, n = 1,024", _entries(1024, programs), 2)}
 
 
 class Process:
@@ -107,9 +104,9 @@ class Process:
       stdout=subprocess.PIPE,
       text=True,
     )
-    self.about = self("hello")
-    if "failed" in self.about:
-      raise OSError(f"{module}: {self.about['failed']}")
+    self.versions = self("versions")
+    if "failed" in self.versions:
+      raise OSError(f"{module}: {self.versions['failed']}")
 
   def __call__(self, do, **arguments):
     """The answer to a request; {"failed": reason} if the process has died."""
@@ -123,16 +120,6 @@ class Process:
   def close(self):
     self.child.stdin.close()
     self.child.wait()
-
-
-def start_peers():
-  """The peers' process, or None if they are not installed."""
-  try:
-    if (PEERS / "installed").exists():
-      return Process(PEERS / "bin" / "python", "peers")
-  except OSError as error:
-    say(f"no torch peers: {error}")
-  return None
 
 
 def measure(case, rounds, processes):
@@ -163,9 +150,10 @@ def measure(case, rounds, processes):
   return rows
 
 
-def run(cases, rounds, has_peers):
+def run(cases, rounds):
+  about = {"name": machine.cpu_name(), "cores": os.cpu_count()}
   results = {
-    "machine": {"name": machine.cpu_name(), "cores": os.cpu_count()},
+    "machine": about | {"threads": num_threads()},
     "python": platform.python_version(),
     "versions": {},
     "commit": version.commit(),
@@ -174,10 +162,9 @@ def run(cases, rounds, has_peers):
   for name, case in cases.items():
     say(f"{name}: {case.title}")
     processes = {"jax": Process(sys.executable, "ours")}
-    results["machine"]["threads"] = processes["jax"].about["threads"]
-    if has_peers and (peers := start_peers()):
-      processes["torch"] = peers
-    results["versions"] = {x: y.about["versions"] for x, y in processes.items()}
+    if (PEERS / "installed").exists():
+      processes["torch"] = Process(PEERS / "bin" / "python", "peers")
+    results["versions"] = {x: y.versions for x, y in processes.items()}
     rows = measure(case, rounds, processes)
     for process in processes.values():
       process.close()
@@ -190,33 +177,23 @@ def say(line):
   print(line, file=sys.stderr, flush=True)
 
 
-def parse():
-  flags = record.parser(__doc__)
+def main():
+  flags, known = record.parser(__doc__), cases()
   names = "names, separated by commas; default: all"
   flags.add_argument("--cases", default="", help=names)
   flags.add_argument("--rounds", type=int, default=0, help="rounds per case")
-  flags.add_argument("--no-peers", action="store_true", help="without torch")
-  flags.add_argument("--quick", action="store_true", help="one small case")
-  return flags.parse_args()
-
-
-def main():
-  flags = parse()
+  args = flags.parse_args()
+  names = [*filter(None, args.cases.split(","))] or [*known]
+  if unknown := set(names) - set(known):
+    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(known)}")
   if hasattr(os, "sched_setaffinity"):
     cpus = sorted(os.sched_getaffinity(0))[:THREADS]
     os.sched_setaffinity(0, cpus)  # inherited by the worker processes
-  cases = quick() if flags.quick else cpu()
-  out, names = flags.out, [*filter(None, flags.cases.split(","))]
-  if unknown := set(names) - set(cases):
-    sys.exit(f"unknown case {unknown.pop()!r}; known: {', '.join(cases)}")
-  cases = {name: cases[name] for name in names or cases}
-  for results in run(cases, flags.rounds, has_peers=not flags.no_peers):
-    if out is None and not flags.quick:
-      name = "{name} {threads} threads".format(**results["machine"])
-      out = record.FOLDER / f"attention-{record.slug(name)}.json"
-    if out:
-      record.write(out, results)
-  print("{name}, {cores} cores, {threads} threads".format(**results["machine"]))
+  title = f"{machine.cpu_name()} {num_threads()} threads"
+  out = args.out or record.path(record.slug(f"attention {title}"))
+  for results in run({name: known[name] for name in names}, args.rounds):
+    record.write(out, results)
+  print(title)
   for case in results["cases"].values():
     print(f"\n{case['title']}\n{report.table(case['rows'])}")
 

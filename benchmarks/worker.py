@@ -12,6 +12,7 @@ import sys
 import time
 import timeit
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -117,10 +118,13 @@ def num_threads():
 class Worker:
   """Answers requests by its methods, with functions of an entry as programs."""
 
-  def __init__(self, programs, hello):
+  def __init__(self, programs, packages):
     self.programs = {program.__name__: program for program in programs}
-    self.hello = hello
+    self.packages = packages
     self.passes = []  # {name: (function, repeats)} of each contestant
+
+  def versions(self):
+    return {name: metadata.version(name) for name in self.packages}
 
   def prepare(self, entry):
     entry = Entry(**entry)

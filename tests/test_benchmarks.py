@@ -14,7 +14,7 @@ pytestmark = pytest.mark.tools
 
 def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
-  words = "--quick", "--no-peers", "--rounds=1", f"--out={out}"
+  words = "--cases=quick", "--rounds=1", f"--out={out}"
   done = runs.python("-m", "benchmarks.attention", *words)
   assert done.returncode == 0, done.stderr
   assert "Local(64)" in done.stdout
@@ -28,7 +28,7 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
     assert row["forward_backward"]["median"] > 0
     assert max(row["errors"]) < 1e-4
     assert row["computed_per_pair"] > 1
-  assert {row["program"] for row in rows} == {"ours", "jax_nn"}
+  assert {row["program"] for row in rows} >= {"ours", "jax_nn"}
 
 
 def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():

@@ -6,14 +6,14 @@ docs/accelerators.md explains the parts. Each is a process, which is started
 again for what is left if an entry hangs or ends it.
 """
 
+import contextlib
 import dataclasses
 import json
+import multiprocessing
 import os
-import pathlib
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -29,7 +29,7 @@ ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
 EXACT = "--xla_gpu_deterministic_ops=true"
-POLL_SECONDS = 0.2
+EXIT_SECONDS = 30  # after the last entry
 CHILD = sys.executable, "-m", "benchmarks.accelerator.child"
 
 
@@ -73,26 +73,18 @@ def run(args) -> int:
     seconds = left * weights[0] / sum(weights)
     settings = Settings(args.small, args.executors, seconds, args.data)
     for device, entries in run_part(name, settings):
-      path = path or record.FOLDER / _file(device)
+      title = f"accelerator {device['name']}" + " small" * device["small"]
+      path = path or record.path(record.slug(title))
       content = content or _read(path)
-      about = {x: device[x] for x in ("commit", "jax", "xla_flags", "small")}
-      content["device"] = device
-      content["parts"][name] = about | {"entries": entries}
+      content[name] = {"device": device, "entries": entries}
       record.write(path, content)
-  print(f"{summary.text(content)}\n\nresults in {path}")
+  print(f"{summary.text(content)}\nresults in {path}")
   return summary.failures(content, names)
 
 
-def _file(device):
-  small = "-small" * device["small"]
-  return f"accelerator-{record.slug(device['name'])}{small}.json"
-
-
 def _read(path):
-  if not path.exists():
-    return {"device": {}, "parts": {}}
-  found = atomic.read_json(path, dict)
-  if not {"device", "parts"} <= found.keys():
+  found = atomic.read_json(path, dict) if path.exists() else {}
+  if not found.keys() <= PARTS.keys():
     raise ValueError(f"{path} holds something else; name another with --out")
   return found
 
@@ -134,38 +126,32 @@ def run_part(
 
 
 def _messages(part, settings, skip, end):
-  """What a process says, line by line; at last how it ended, if not well."""
+  """What a process says; at last how it ended, if not well."""
   request = json.dumps([part, dataclasses.asdict(settings), skip])
   flags = f"{EXACT} {os.environ.get('XLA_FLAGS', '')}".strip()
   exact = {"XLA_FLAGS": flags} if PARTS[part].exact else {}
-  with tempfile.TemporaryDirectory() as folder:
-    path = pathlib.Path(folder) / "messages"
-    environment = os.environ | ENVIRONMENT | exact | {"MESSAGES": str(path)}
-    child = subprocess.Popen(
-      [*CHILD, request], cwd=record.REPO, env=environment, process_group=0
-    )
-    try:
-      read, since = 0, time.monotonic()
-      while True:
-        is_over = child.poll() is not None  # before its last lines are read
-        text = path.read_text() if path.exists() else ""
-        for line in text[read:].splitlines(keepends=True):
-          if line.endswith("\n"):
-            read, since = read + len(line), time.monotonic()
-            yield json.loads(line)
-        if is_over:
-          if child.returncode:
-            yield {"ended": f"its process ended with {child.returncode}"}
-          return
-        limit = min(end, since + PARTS[part].entry_seconds)
-        if time.monotonic() > limit:
-          yield {"ended": "it took too long"}
-          return
-        time.sleep(POLL_SECONDS)
-    finally:
-      if child.poll() is None:
-        os.killpg(child.pid, signal.SIGKILL)
-      child.wait()
+  reader, writer = multiprocessing.Pipe(duplex=False)
+  child = subprocess.Popen(
+    [*CHILD, str(writer.fileno()), request],
+    cwd=record.REPO,
+    env=os.environ | ENVIRONMENT | exact,
+    pass_fds=[writer.fileno()],
+    process_group=0,
+  )
+  writer.close()  # so that reading ends when the process does
+  try:
+    while reader.poll(min(PARTS[part].entry_seconds, end - time.monotonic())):
+      yield reader.recv()
+    yield {"ended": "it took too long"}
+  except (EOFError, OSError):
+    with contextlib.suppress(subprocess.TimeoutExpired):
+      if status := child.wait(EXIT_SECONDS):
+        yield {"ended": f"its process ended with {status}"}
+  finally:
+    if child.poll() is None:
+      os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    reader.close()
 
 
 if __name__ == "__main__":

@@ -11,14 +11,15 @@ import importlib.util
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks import timing
 from benchmarks.accelerator import executors
-from benchmarks.accelerator.child import Settings
+from benchmarks.accelerator.child import Settings, attempt
 from benchmarks.accelerator.summary import DENSE
 from benchmarks.report import FLOPS
 from sparse_transformer import patterns
-from sparse_transformer.attention import platforms
+from sparse_transformer.attention import attend, platforms
 
 HEADS, WIDTH = 8, 64
 # (n, batch, pattern), those that say most first.
@@ -61,65 +62,43 @@ def entries(settings: Settings) -> dict:
 
 
 def measure(names: list[str], n: int, batch: int, text: str) -> dict:
-  platform = platforms.current_platform()
-  dtype = "float32" if platform == "cpu" else "bfloat16"
+  dtype = "bfloat16" if platforms.current_platform() != "cpu" else "float32"
   ((pattern,),) = patterns.parse(text)
-  found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)
-  found |= dict(pattern=text, pairs=HEADS * pattern.pairs(n))
-  rows: dict[str, dict] = {}
+  keys = jax.random.split(jax.random.key(0), 4)
+  shape = batch, n, HEADS, WIDTH
+  inputs = [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]
   functions, warm = {}, {}
-  inputs = executors.random_inputs(batch, n, HEADS, WIDTH, dtype=dtype)
-  for name in names:
-    sizes = batch, n, (pattern,) * HEADS, (WIDTH, WIDTH)
-    if name in (DENSE, FLASH):
-      made = executors.passes(dense(name, platform))
-      rows[name] = _warm_up(name, made, inputs, functions, warm)
-    elif reason := executors.unsupported(name, *sizes, dtype):
-      rows[name] = {"skipped": reason}
-    else:
-      made = executors.of_executor(name, (pattern,) * HEADS)
-      rows[name] = _warm_up(name, made, inputs, functions, warm)
-  for (name, kind), times in timing.interleave(functions, warm).items():
-    rows[name][kind] = times
-  for name, row in rows.items():
-    _add_rates(row, found, name in (DENSE, FLASH))
-    if "failed" in row:
-      found["failed"] = f"{name}: {row['failed']}"
-  return found | {"programs": rows}
 
-
-def _warm_up(name, runs, inputs, functions, warm):
-  """The row of a program: its times, which go to warm too, or why it failed."""
-  row = {}
-  try:
-    for kind, run in runs.items():
+  def prepare(name):
+    for kind, run in executors.passes(program(name, pattern)).items():
       if warm.get((name, "forward"), 0) > TOO_SLOW:
         raise ValueError("too slow for more than a forward pass")
       function = functools.partial(run, *inputs)
       warm[name, kind] = timing.warm_up(function)
       functions[name, kind] = function
-      row[kind] = timing.spread([warm[name, kind]])
-  except Exception as error:  # the other programs run on
-    kind = "skipped" if name == DENSE else "failed"  # may lack memory
-    row[kind] = " ".join(str(error).split())[:300]
-  return row
+    return {}
+
+  rows = {name: attempt(functools.partial(prepare, name)) for name in names}
+  for (name, kind), times in timing.interleave(functions, warm).items():
+    pairs = n * (n + 1) // 2 if name in (DENSE, FLASH) else pattern.pairs(n)
+    flops = FLOPS[kind] * batch * HEADS * pairs * WIDTH
+    rows[name][kind] = times | {"tflops": flops / times["median"] / 1e12}
+  found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)
+  found |= dict(pattern=text, programs=rows)
+  for name, row in rows.items():
+    if "failed" in row and name != DENSE:  # which is not ours
+      found["failed"] = f"{name}: {row['failed']}"
+  return found
 
 
-def _add_rates(row, about, is_dense):
-  n = about["n"]
-  pairs = about["heads"] * n * (n + 1) // 2 if is_dense else about["pairs"]
-  for kind, per_pair in FLOPS.items():
-    if kind in row:
-      flops = about["batch"] * pairs * per_pair * about["width"]
-      row[kind]["tflops"] = flops / row[kind]["median"] / 1e12
-
-
-def dense(name: str, platform: str) -> Callable:
-  """The dense causal attention of another library."""
+def program(name: str, pattern: patterns.Pattern) -> Callable:
+  """The attention of an executor, or dense causal attention of others."""
   if name == FLASH:
     import fa4_jax
 
     return functools.partial(fa4_jax.flash_attn, causal=True)
-  options = dict(implementation="cudnn" if platform == "cuda" else "xla")
-  attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-  return functools.partial(attend, **options)
+  if name == DENSE:
+    on_gpu = platforms.current_platform() == "cuda"
+    options = dict(implementation="cudnn" if on_gpu else "xla", is_causal=True)
+    return functools.partial(jax.nn.dot_product_attention, **options)
+  return functools.partial(attend, patterns=pattern, backend=name)

@@ -1,4 +1,4 @@
-"""A process that runs the entries of a part, and reports them line by line.
+"""A process that runs the entries of a part, and reports each of them.
 
 A part is a function of a module, from settings to {name: function}, the most
 valuable first. What a function returns has the key "failed" if that is a
@@ -10,13 +10,18 @@ import gc
 import importlib
 import json
 import os
-import pathlib
 import platform
-import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
+
+import jax
+
+from sparse_transformer import machine, version
+from sparse_transformer.attention import platforms
+from sparse_transformer.attention.contract import Unsupported
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,23 +49,16 @@ PARTS = {
 @dataclasses.dataclass(frozen=True)
 class Settings:
   small: bool = False  # whether to use small sizes
-  executors: tuple[str, ...] = ()  # those to run; () for all
+  executors: Sequence[str] = ()  # those to run; () for all
   seconds: float = 1800.0  # the most that the part may take
   data: str = ""  # of CIFAR-10: a .npy file of images, or data.path
 
 
 def main() -> None:
-  part, settings, skip = json.loads(sys.argv[1])
-  path = pathlib.Path(os.environ["MESSAGES"])
-
-  def say(**message):
-    with path.open("a") as file:
-      file.write(json.dumps(message) + "\n")
-
-  import jax
-
-  asked = Settings(**settings | {"executors": tuple(settings["executors"])})
-  device = describe()
+  part, settings, skip = json.loads(sys.argv[2])
+  connection = Connection(int(sys.argv[1]), readable=False)
+  say = lambda **message: connection.send(message)
+  asked, device = Settings(**settings), describe()
   device["small"] = is_small = asked.small or device["platform"] == "cpu"
   name = f"benchmarks.accelerator.{PARTS[part].module}"
   module = importlib.import_module(name)
@@ -90,41 +88,23 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
   except Exception as error:  # whatever an entry raises; the others run on
     words = " ".join(str(error).split()) or "no message"
     # The status of XLA's errors, on all platforms.
-    kind = "skipped" if "RESOURCE_EXHAUSTED" in words else "failed"
+    is_unable = "RESOURCE_EXHAUSTED" in words or isinstance(error, Unsupported)
+    kind = "skipped" if is_unable else "failed"
     found = {kind: f"{type(error).__name__}: {words}"[:500]}
   return found | {"seconds": round(time.monotonic() - start, 1)}
 
 
 def describe() -> dict[str, Any]:
-  import jax
-
-  from sparse_transformer import machine, version
-  from sparse_transformer.attention import platforms
-
-  first = jax.local_devices()[0]
   return {
     "name": machine.device_name(),
     "number": jax.local_device_count(),
     "platform": platforms.current_platform(),
-    "platform_version": first.client.platform_version,
-    "driver": driver(),
-    "memory": machine.free_memory(),
-    "cores": os.cpu_count(),
+    "platform_version": jax.local_devices()[0].client.platform_version,
     "python": platform.python_version(),
-    "jax": jax.__version__,
     "packages": version.packages(),
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
     "commit": version.commit(),
   }
-
-
-def driver() -> str | None:
-  words = "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"
-  try:
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30)
-  except (OSError, subprocess.TimeoutExpired):
-    return None
-  return next(iter(done.stdout.split()), None)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
-from sparse_transformer.attention import verification
-from sparse_transformer.attention.contract import others_of
+from sparse_transformer.attention import platforms, registry, verification
+from sparse_transformer.attention.contract import Case, others_of
 from sparse_transformer.attention.executors import cudnn
 from sparse_transformer.attention.verification import TOLERANCES
 
@@ -89,21 +89,16 @@ def entries(settings: Settings) -> dict:
           found[f"{name}, {dtype}, {title}"] = run
     if executors.CUDNN in names:
       for dtype in cudnn.DTYPES:
-        run = functools.partial(check_dense, dtype, 3072)
+        run = functools.partial(check_dense, dtype)
         found[f"{executors.CUDNN}, {dtype}, dense patterns"] = run
   return found
 
 
-def check_dense(dtype: str, n: int) -> dict:
+def check_dense(dtype: str) -> dict:
   """What cuDNN, which gives no log-sum-exp, gets wrong in what it runs."""
-  heads = _parse(DENSE)
-  about = executors.CUDNN, 1, n, heads, (64, 64), dtype
-  if reason := executors.unsupported(*about):
-    return {"skipped": reason}
-  sizes = n, len(heads), 64
-  report = verification.verify(heads, sizes, dtype, backend=executors.CUDNN)
-  found = dict(executor=executors.CUDNN, dtype=dtype, n=n, patterns=DENSE)
-  return found | ({"failed": "; ".join(report.faults)} if report.faults else {})
+  sizes = 3072, len(DENSE), 64
+  _, faults = verification.verify(DENSE, sizes, dtype, backend=executors.CUDNN)
+  return {"failed": "; ".join(faults)} if faults else {}
 
 
 def mixes(small: bool, dtype: str) -> dict[str, Mix]:
@@ -134,10 +129,11 @@ def _parse(texts):
 
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
-  sizes = len(verification.SCORES), mix.n, mix.heads, mix.widths
-  asked = others_of(a_log_sum_exp=True)
-  if reason := executors.unsupported(name, *sizes, dtype, asked):
-    return {"skipped": reason}
+  """The errors of an executor; raises Unsupported if it cannot run a mix."""
+  sizes = len(verification.SCORES), mix.n, len(mix.heads), *mix.widths
+  about = dict(patterns=mix.heads, others=others_of(a_log_sum_exp=True))
+  platform = platforms.current_platform()
+  registry.resolve(name, Case(*sizes, dtype, platform, **about))
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
   errors, faults = examine(run, *ask(mix, dtype))
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)

@@ -1,19 +1,17 @@
 """The executors that parts about attention run."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from benchmarks.accelerator.child import Settings
-from sparse_transformer.attention import attend, platforms, registry
+from sparse_transformer.attention import platforms, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors import dense
-from sparse_transformer.patterns import Causal, Pattern
+from sparse_transformer.patterns import Causal
 
-REFERENCE = "dense"  # the plain executor, which is not in the registry
-LAST = REFERENCE, "streamed"  # slow on accelerators
+LAST = "dense", "streamed"  # slow on accelerators
 CUDNN = "cudnn"  # what `auto` takes for some patterns
 
 
@@ -35,34 +33,15 @@ def describe(dtype: str) -> dict:
   return {"auto": registry.resolve("auto", case), "executors": found}
 
 
-def names(asked: tuple[str, ...] = ()) -> list[str]:
+def names(asked: Sequence[str] = ()) -> list[str]:
   """The executors that were asked for; first what `auto` takes, and cuDNN's."""
-  first = registry.resolve("auto", usual("bfloat16"))
-  known = sorted(
-    (*registry.EXECUTORS, REFERENCE),
-    key=lambda name: (name != first, name != CUDNN, name in LAST),
-  )
+  _, *known = registry.backends()
   for name in asked:
     if name not in known:
       raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
-  return [name for name in known if name in (asked or known)]
-
-
-def unsupported(
-  name: str,
-  batch: int,
-  n: int,
-  heads: tuple[Pattern, ...],
-  widths: tuple,
-  dtype: str,
-  others: tuple[str, ...] = (),
-) -> str | None:
-  """Why an executor cannot run a case on this machine; None if it can."""
-  platform = platforms.current_platform()
-  asked: Any = dict(patterns=heads, others=others)
-  case = Case(batch, n, len(heads), *widths, dtype, platform, **asked)
-  executor = dense if name == REFERENCE else registry.EXECUTORS[name]
-  return executor.unsupported(case)
+  first = registry.resolve("auto", usual("bfloat16"))
+  rank = lambda name: (name != first, name != CUDNN, name in LAST)
+  return sorted(asked or known, key=rank)
 
 
 def passes(attention) -> dict:
@@ -77,12 +56,3 @@ def passes(attention) -> dict:
 
   both = jax.jit(forward_backward)
   return {"forward": jax.jit(forward), "forward_backward": both}
-
-
-def of_executor(name: str, heads: tuple) -> dict:
-  return passes(lambda q, k, v: attend(q, k, v, heads, backend=name))
-
-
-def random_inputs(*shape: int, dtype: str) -> list[jax.Array]:
-  keys = jax.random.split(jax.random.key(0), 4)
-  return [jax.random.normal(key, shape, jnp.dtype(dtype)) for key in keys]

@@ -5,14 +5,11 @@ dtype of the config: their time, memory and utilization.
 """
 
 import functools
-import json
-import math
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 
 import jax
 import numpy as np
@@ -21,13 +18,12 @@ from benchmarks import compiled, timing
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import machine
-from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 
 NAME, MARGIN = "cifar10_15m", 90  # seconds to compile and to validate
 SMALL = "model.num_layers=2", "model.width=32"
-POINTS = 60  # of a curve
 # The paper's networks come first, and with other rematerialization last.
 PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
 ROUND_SECONDS = 1.0
@@ -37,55 +33,33 @@ SMALL_PRESET = "digits model.num_layers=2 train.batch_size=4 model.width=32"
 
 def of_presets(settings: Settings) -> dict:
   """One for each config, the paper's first, also without rematerialization."""
+  others = (f"{name} model.remat=none" for name in PAPER)
+  presets = [*dict.fromkeys((*PAPER, *compiled.PRESETS)), *others]
   if settings.small:
-    return {"digits": functools.partial(measure, SMALL_PRESET)}
-  names = [*PAPER, *(x for x in compiled.PRESETS if x not in PAPER)]
-  found = {name: functools.partial(measure, name) for name in names}
-  for name in PAPER:
-    preset = f"{name} model.remat=none"
-    found[f"{name}, remat none"] = functools.partial(measure, preset)
-  return found
+    presets = [SMALL_PRESET]
+  return {preset: functools.partial(measure, preset) for preset in presets}
 
 
 def measure(preset: str) -> dict:
   """The time and memory of a step of a preset of `benchmarks.compiled`."""
   config = compiled.config_of(preset)
   experiment = Experiment(config)
-  model = experiment.model
-  mesh.check_batch(config, experiment.mesh.shape)
-  size, rng = (config.train.batch_size, model.length), np.random.default_rng(0)
-  tokens_BL = rng.integers(model.vocab_size, size=size, dtype=np.uint8)
-  batch = jax.device_put(tokens_BL, experiment.batch_sharding)
-  start = time.perf_counter()
-  with jax.set_mesh(experiment.mesh):
-    update = experiment.update.lower(experiment.like, batch, FIRST).compile()
-  plan = update.memory_analysis()
-  needed = plan.argument_size_in_bytes + plan.output_size_in_bytes
-  needed += plan.temp_size_in_bytes - plan.alias_size_in_bytes
-  found = dict(batch=config.train.batch_size, dtype=model.dtype)
-  found |= dict(remat=model.remat, compile_seconds=time.perf_counter() - start)
-  found["compiled_bytes"] = needed
-  memory = machine.free_memory()
-  if memory and needed > memory:
-    sizes = f"{needed / 2**30:.1f} of its {memory / 2**30:.1f} GiB"
-    return found | {"skipped": f"a device needs {sizes}"}
-  found["step"] = _time_steps(update, experiment.first_state(), batch)
-  stats = jax.local_devices()[0].memory_stats() or {}
-  found["peak_bytes"] = stats.get("peak_bytes_in_use")
-  rate = tokens_BL.size / found["step"]["median"]
-  return found | costs.speed(rate, model)
+  model, like = experiment.model, experiment.batch_like()
+  rng = np.random.default_rng(0)
+  tokens_BL = rng.integers(model.vocab_size, size=like.shape, dtype=like.dtype)
+  batch = jax.device_put(tokens_BL, like.sharding)
+  update, state = experiment.compile(), experiment.first_state()
 
-
-def _time_steps(update, state, batch):
-  """Seconds of a step, which waits for the one before it only."""
-
-  def step():
+  def step():  # waits for the one before it only
     nonlocal state
     state, _ = update(state, batch, FIRST)
     return state
 
   warm = timing.warm_up(step)
-  return timing.interleave({0: step}, {0: warm}, least=ROUND_SECONDS)[0]
+  (times,) = timing.interleave({0: step}, {0: warm}, ROUND_SECONDS).values()
+  size, peak = config.train.batch_size, machine.peak_memory()
+  found = dict(batch=size, remat=model.remat, step=times, peak_bytes=peak)
+  return found | costs.speed(size * model.length / times["median"], model)
 
 
 def of_train(settings: Settings) -> dict:
@@ -106,11 +80,9 @@ def train(name: str, seconds: float, fields: tuple[str, ...]) -> dict:
     lines = _train(name, folder, fields, f"--limit=seconds:{seconds:g}")
   shown = "step", "seconds", "bits_per_dim"
   steps = (x for x in lines if x["split"] == "train")
-  curve = [{x: line[x] for x in shown} for line in steps]
   *_, last = (x for x in lines if x["split"] == "validation")
-  every = math.ceil(len(curve) / POINTS)
-  found = {"seconds": seconds, "steps": last["step"], "curve": curve[::every]}
-  return found | {"bits_per_dim": last["bits_per_dim"]}
+  found = {"curve": [{x: line[x] for x in shown} for line in steps]}
+  return found | {x: last[x] for x in ("step", "bits_per_dim")}
 
 
 def of_resume(settings: Settings) -> dict:
@@ -150,5 +122,4 @@ def _train(name, workdir, fields, *words):
   if done.returncode:
     lines = done.stderr.strip().splitlines() or ["no message"]
     raise RuntimeError(lines[-1])
-  text = (pathlib.Path(workdir) / "metrics.jsonl").read_text()
-  return [json.loads(line) for line in text.splitlines()]
+  return metrics.read(workdir)

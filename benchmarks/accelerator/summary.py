@@ -6,42 +6,41 @@ from collections.abc import Collection, Iterable
 
 from benchmarks.accelerator.child import PARTS
 from sparse_transformer import tables
+from sparse_transformer.attention.verification import NAMES
 
 
 def failures(content: dict, parts: Iterable[str]) -> int:
-  entries = (content["parts"].get(part, {"entries": {}}) for part in parts)
-  return sum("failed" in x for y in entries for x in y["entries"].values())
+  found = [content[part]["entries"] for part in parts if part in content]
+  return sum("failed" in x for entries in found for x in entries.values())
 
 
 def text(content: dict) -> str:
-  lines = [about(content)]
-  for part in PARTS:
-    if part in content["parts"]:
-      entries = content["parts"][part]["entries"]
-      rows = _rows(part, entries)
-      lines += ["", f"{part}: {_count(entries)}"]
-      lines += [tables.align(rows, 2)] if len(rows) > 1 else []
-      lines += _troubles(entries)
+  lines = []
+  for part, found in content.items():
+    entries = found["entries"]
+    rows = _rows(part, entries)
+    lines += [f"{part} on {about(found['device'])}:", _count(entries)]
+    lines += [tables.align(rows, 2)] if len(rows) > 1 else []
+    lines += [*_troubles(entries), ""]
   return "\n".join(lines)
 
 
 def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
   """What devices measured at full size in the named parts, as Markdown."""
   lines = []
-  for content in contents:
-    title = [f"**{about(content)}**", ""]
-    for part, found in content["parts"].items():
-      if part in names and not found["small"]:
-        rows = _rows(part, found["entries"])
-        lines += [*title, f"`{part}`: {_count(found['entries'])}.", ""]
-        lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
-        title = []
+  for part, found in (x for content in contents for x in content.items()):
+    if part in names and not found["device"]["small"]:
+      rows = _rows(part, found["entries"])
+      lines += [f"`{part}` on {about(found['device'])}:"]
+      lines += [f"{_count(found['entries'])}.", ""]
+      lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
   return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n"
 
 
-def about(content: dict) -> str:
+def about(device: dict) -> str:
+  jax = device["packages"]["jax"]
   text = "{number} x {name}, jax {jax}, Python {python}, commit {commit}"
-  return text.format(**content["device"])
+  return text.format(**device, jax=jax)
 
 
 def _count(entries):
@@ -71,10 +70,10 @@ def _correctness(entries):
       for name, error in found["errors"].items():
         error = math.inf if error is None else error
         errors[name] = max(errors.get(name, 0), error)
-  yield "executor", "dtype", *(f"error of {name}" for name in ERRORS)
+  yield "executor", "dtype", *(f"error of {name}" for name in NAMES)
   show = lambda x: "not finite" if x == math.inf else f"{x:.1e}"
   for key, errors in worst.items():
-    yield *key, *(show(errors[name]) for name in ERRORS)
+    yield *key, *(show(errors[name]) for name in NAMES)
 
 
 def _attention(entries):
@@ -104,12 +103,11 @@ def _presets(entries):
   yield "config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"
   for name, found in entries.items():
     if "step" in found:
-      size = found["peak_bytes"] or found["compiled_bytes"]
-      cells = name.partition(",")[0], found["remat"], f"{found['batch']}"
+      cells = name.partition(" ")[0], found["remat"], f"{found['batch']}"
       speed = f"{1e3 * found['step']['median']:.4g}"
       rate = f"{found['tokens_per_second']:,.0f}"
       mfu = f"{100 * found['mfu']:.1f} %" if "mfu" in found else ""
-      yield *cells, speed, rate, mfu, f"{size / 2**30:.3g}"
+      yield *cells, speed, rate, mfu, f"{found['peak_bytes'] / 2**30:.3g}"
 
 
 def _train(entries):
@@ -121,11 +119,10 @@ def _train(entries):
       yield name, f"{point['step']:,}", f"{point['seconds']:.0f}", bits
     if "bits_per_dim" in found:
       bits = f"{found['bits_per_dim']:.4f}"
-      yield f"{name}, validation", f"{found['steps']:,}", "", bits
+      yield f"{name}, validation", f"{found['step']:,}", "", bits
 
 
 DENSE = "dense causal"
-ERRORS = "out", "lse", "dq", "dk", "dv"
 TABLES = {
   table.__name__.removeprefix("_"): table
   for table in (_correctness, _attention, _presets, _train)

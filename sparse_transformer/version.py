@@ -37,8 +37,9 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 
 def packages() -> dict[str, str]:
-  """The versions of the packages that results depend on."""
-  return {name: importlib.metadata.version(name) for name in PACKAGES}
+  """The versions of the packages that results depend on, if installed."""
+  found = ((x, importlib.metadata.distributions(name=x)) for x in PACKAGES)
+  return {name: first.version for name, all_ in found for first in [*all_][:1]}
 
 
 def command(**values: object) -> str:

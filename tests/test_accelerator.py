@@ -78,6 +78,51 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
   assert reasons == dict(good="", last="") | failed
 
 
+# Ends when the first entry is in the file; another process does nothing.
+WRITTEN = """
+import json, os, pathlib, sys, time
+from multiprocessing.connection import Connection
+
+say = Connection(int(sys.argv[1]), readable=False).send
+device = dict(name="", small=True, number=1, python="", commit="")
+say(dict(device=device | {"packages": {"jax": ""}}, names=["a", "b", "c"]))
+if json.loads(sys.argv[2])[2]:
+  sys.exit(3)
+say({"start": "a"})
+say({"entry": "a", "found": {"value": 17}})
+say({"start": "b"})
+print("noise", flush=True)
+out = pathlib.Path(__file__).with_name("x.json")
+while not out.exists() or "17" not in out.read_text():
+  time.sleep(0.01)
+"""
+LATE = {"skipped": "its part had no time left"}
+
+
+@pytest.mark.parametrize(
+  "end, minutes, b, c",
+  [
+    ("time.sleep(600)", 0.05, LATE, LATE),
+    (
+      "os.kill(os.getpid(), 11)",
+      1,
+      {"failed": "its process ended with -11"},
+      {"skipped": "before any entry, its process ended with 3"},
+    ),
+  ],
+)
+def test_results_are_written_as_they_come(
+  end, minutes, b, c, tmp_path, monkeypatch
+):
+  start, out = tmp_path / "start.py", tmp_path / "x.json"
+  start.write_text(WRITTEN + end)
+  monkeypatch.setattr(accelerator, "CHILD", (sys.executable, str(start)))
+  words = "--parts=setup", f"--minutes={minutes}", f"--out={out}"
+  assert accelerator.run(accelerator.parse(words)) == ("failed" in b)
+  found = json.loads(out.read_text())["setup"]["entries"]
+  assert found == {"a": {"value": 17}, "b": b, "c": c}
+
+
 @pytest.mark.parametrize(
   "words, line",
   [
@@ -93,11 +138,15 @@ def test_bad_settings_are_one_line(words, line, tmp_path):
   assert found.startswith("accelerator: ") and line in found
 
 
-def test_lack_of_memory_is_no_failure():
+@pytest.mark.parametrize(
+  "words, kind",
+  [("Out of memory", "skipped"), ("Shared memory size limit", "failed")],
+)
+def test_lack_of_memory_is_no_failure_but_for_kernels(words, kind):
   def run():
-    raise RuntimeError("RESOURCE_EXHAUSTED: 5 bytes")
+    raise RuntimeError(f"RESOURCE_EXHAUSTED: {words}")
 
-  assert "RESOURCE_EXHAUSTED" in child.attempt(run)["skipped"]
+  assert words in child.attempt(run)[kind]
 
 
 def test_flash_attention_is_an_entry_where_it_is_installed(monkeypatch):

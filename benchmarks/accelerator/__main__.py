@@ -3,7 +3,7 @@
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
 docs/accelerators.md explains the parts. Each is a process, which is started
-again for what is left if an entry hangs or ends it.
+again for what is left if an entry fails, hangs or ends it.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
 EXACT = "--xla_gpu_deterministic_ops=true"
-EXIT_SECONDS = 30  # after the last entry
+START_SECONDS, EXIT_SECONDS = 60, 30  # before the first entry, after the last
 CHILD = sys.executable, "-m", "benchmarks.accelerator.child"
 
 
@@ -69,15 +69,18 @@ def run(args) -> int:
   for i, name in enumerate(names):
     # A part may use what earlier ones have left.
     weights = [PARTS[x].minutes for x in names[i:]]
-    left = max(0.0, end - time.monotonic())
-    seconds = left * weights[0] / sum(weights)
+    left = end - time.monotonic()
+    seconds = max(left * weights[0] / sum(weights), min(left, START_SECONDS))
     settings = Settings(args.small, args.executors, seconds, args.data)
     for device, entries in run_part(name, settings):
-      title = f"accelerator {device['name']}" + " small" * device["small"]
+      words = "accelerator", device["name"], *args.executors
+      title = " ".join(words) + " small" * device["small"]
       path = path or record.path(record.slug(title))
       content = content or _read(path)
       content[name] = {"device": device, "entries": entries}
       record.write(path, content)
+  if not content:
+    raise ValueError(f"JAX did not start in --minutes={args.minutes:g}")
   print(f"{summary.text(content)}\nresults in {path}")
   return summary.failures(content, names)
 
@@ -99,6 +102,7 @@ def run_part(
   """
   end, entries, names = time.monotonic() + settings.seconds, {}, None
   device: dict[str, Any] = {}
+  late = {"skipped": "its part had no time left"}
   while time.monotonic() < end and (names is None or names - entries.keys()):
     before, running = len(entries), None
     for message in _messages(part, settings, sorted(entries), end):
@@ -111,6 +115,8 @@ def run_part(
           print(f"{part}: {running}", file=sys.stderr, flush=True)
         case {"entry": name, "found": found}:
           entries[name], running = found, None
+        case {"ended": _} if time.monotonic() >= end:
+          break  # which is no failure
         case {"ended": reason} if not device:
           raise ValueError(
             f"JAX has no device that works ({reason}); install its packages,"
@@ -118,15 +124,17 @@ def run_part(
           )
         case {"ended": reason} if running:
           entries[running] = {"failed": reason}
+        case {"ended": reason} if len(entries) == before:
+          late = {"skipped": f"before any entry, {reason}"}
       yield device, entries
     if len(entries) == before:
       break  # a process that ends before its first entry would always do so
-  late = {"skipped": "its part had no time left"}
-  yield device, entries | dict.fromkeys((names or set()) - entries.keys(), late)
+  if names is not None:
+    yield device, entries | dict.fromkeys(names - entries.keys(), late)
 
 
 def _messages(part, settings, skip, end):
-  """What a process says; at last how it ended, if not well."""
+  """What a process says; at last how it ended."""
   request = json.dumps([part, dataclasses.asdict(settings), skip])
   flags = f"{EXACT} {os.environ.get('XLA_FLAGS', '')}".strip()
   exact = {"XLA_FLAGS": flags} if PARTS[part].exact else {}
@@ -145,8 +153,8 @@ def _messages(part, settings, skip, end):
     yield {"ended": "it took too long"}
   except (EOFError, OSError):
     with contextlib.suppress(subprocess.TimeoutExpired):
-      if status := child.wait(EXIT_SECONDS):
-        yield {"ended": f"its process ended with {status}"}
+      child.wait(EXIT_SECONDS)
+    yield {"ended": f"its process ended with {child.poll()}"}
   finally:
     if child.poll() is None:
       os.killpg(child.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Times of all executors against dense causal attention.
 
-An entry is a pattern at a size, whose programs take turns: the executors, JAX's
-own dense attention, which on NVIDIA GPUs is cuDNN's, and FlashAttention-4 there
-if fa4-jax is installed. TFLOP/s count the matrix products of the pattern's
+An entry is a pattern at a size: what `auto` takes, and in turn JAX's own dense
+attention, which on NVIDIA GPUs is cuDNN's, or another program, FlashAttention-4
+there too if fa4-jax is installed. TFLOP/s count the products of the pattern's
 pairs, so that an executor that computes pairs outside the pattern shows fewer.
 """
 
@@ -48,7 +48,7 @@ def entries(settings: Settings) -> dict:
   first = [x for x in names if x in (names[0], executors.CUDNN)]
   others = [x for x in names if x not in first]
   cases = SMALL_CASES if settings.small else CASES
-  programs = {"": [DENSE, *first], ", others": others}
+  programs = {"": [DENSE, *first]} | {f", {name}": [name] for name in others}
   on_gpu = platforms.current_platform() == "cuda"
   if on_gpu and importlib.util.find_spec("fa4_jax"):
     programs[f", {FLASH}"] = [FLASH]
@@ -83,10 +83,14 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
     pairs = n * (n + 1) // 2 if name in (DENSE, FLASH) else pattern.pairs(n)
     flops = FLOPS[kind] * batch * HEADS * pairs * WIDTH
     rows[name][kind] = times | {"tflops": flops / times["median"] / 1e12}
+  if len(rows) == 1 and not functions:
+    return rows[names[0]]
   found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)
   found |= dict(pattern=text, programs=rows)
   for name, row in rows.items():
-    if "failed" in row and name != DENSE:  # which is not ours
+    if name == DENSE and "failed" in row:  # which is not ours
+      row["skipped"] = row.pop("failed")
+    elif "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
   return found
 

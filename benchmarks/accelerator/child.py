@@ -9,8 +9,10 @@ import dataclasses
 import gc
 import importlib
 import json
+import math
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -41,7 +43,7 @@ PARTS = {
   "correctness": Part("correctness", 8, exact=True),
   "attention": Part("attention", 8),
   "presets": Part("runs", 5, entry_seconds=240, alone=True),
-  "train": Part("runs", 8, entry_seconds=600, alone=True),
+  "train": Part("runs", 8, entry_seconds=math.inf, alone=True),
   "resume": Part("runs", 2, entry_seconds=300, alone=True, exact=True),
 }
 
@@ -61,11 +63,11 @@ def main() -> None:
   asked, device = Settings(**settings), describe()
   device["small"] = is_small = asked.small or device["platform"] == "cpu"
   name = f"benchmarks.accelerator.{PARTS[part].module}"
-  module = importlib.import_module(name)
   try:
+    module = importlib.import_module(name)
     found = getattr(module, "of_" + part, None) or module.entries
     all_entries = found(dataclasses.replace(asked, small=is_small))
-  except ValueError as error:
+  except (ValueError, ImportError) as error:
     say(invalid=str(error))
     return
   say(device=device, names=list(all_entries))
@@ -73,8 +75,9 @@ def main() -> None:
     if name in skip:
       continue
     say(start=name)
-    say(entry=name, found=attempt(run))
-    if PARTS[part].alone:
+    result = attempt(run)
+    say(entry=name, found=result)
+    if PARTS[part].alone or "failed" in result:  # which may break the device
       return  # the rest runs in a new process
     jax.clear_caches()
     gc.collect()
@@ -87,8 +90,10 @@ def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     found = run()
   except Exception as error:  # whatever an entry raises; the others run on
     words = " ".join(str(error).split()) or "no message"
-    # The status of XLA's errors, on all platforms.
-    is_unable = "RESOURCE_EXHAUSTED" in words or isinstance(error, Unsupported)
+    # XLA's status on all platforms, also of kernels that are too large.
+    is_large = re.search("shared memory|vmem", words, re.IGNORECASE)
+    lacks_memory = "RESOURCE_EXHAUSTED" in words and not is_large
+    is_unable = lacks_memory or isinstance(error, Unsupported)
     kind = "skipped" if is_unable else "failed"
     found = {kind: f"{type(error).__name__}: {words}"[:500]}
   return found | {"seconds": round(time.monotonic() - start, 1)}

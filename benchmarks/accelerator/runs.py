@@ -66,7 +66,7 @@ def of_train(settings: Settings) -> dict:
   if settings.small:
     name, seconds, fields = "digits", 3.0, SMALL
   else:
-    name, seconds = NAME, max(0.0, settings.seconds - MARGIN)
+    name, seconds = NAME, max(1.0, settings.seconds - MARGIN)
     fields = ("eval.sequences=256",)
   if settings.data:
     kind = "images" if settings.data.endswith(".npy") else "cifar10"

@@ -1,6 +1,7 @@
 """The results as text for the screen, and as Markdown for pages."""
 
 import collections
+import itertools
 import math
 from collections.abc import Collection, Iterable
 
@@ -53,7 +54,9 @@ def _troubles(entries):
   for name, found in entries.items():
     if "failed" in found:
       yield f"  FAILED {name}: {found['failed']}"
-  reasons = (x["skipped"] for x in entries.values() if "skipped" in x)
+  programs = (x.get("programs", {}).values() for x in entries.values())
+  rows = itertools.chain(entries.values(), *programs)
+  reasons = (x["skipped"] for x in rows if "skipped" in x)
   for reason, number in collections.Counter(reasons).items():
     yield f"  {number} not run: {reason}"
 

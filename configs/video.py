@@ -4,8 +4,9 @@ Paper row: none; 2 merged layers on clips of 4,096 bytes, in which the same
 pixel of the frame before is 256 positions back, trained by Muon. data.path is
 a .npy file of uint8 [clips, 256, 16], in the order of time: row 16 t + y of a
 clip is row y of its frame t. data.fractions are those of 49 stretches of 16
-frames, so that no stretch is in two splits.
+frames, so that no stretch is in two splits. vtest.avi is a sample of OpenCV's.
 
+  python -m benchmarks.video vtest.avi clips.npy --shrink=4
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy
 

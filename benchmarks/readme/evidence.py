@@ -9,10 +9,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import scipy.stats
 
 from benchmarks import record
-from sparse_transformer import config as config_lib, data, patterns, tables
+from sparse_transformer import config as config_lib, data, tables
 
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
@@ -26,12 +27,15 @@ TRAINED = {
   "text_medium": (
     "6 MB of Wikipedia",
     "window of 128",
-    ("bytes", "`PPMd -o16`", "`PPMd -o6`", "order 6"),
+    ("bytes", "`PPMd -o16`", "`PPMd -o6`"),
   ),
 }
 SPLITS = "test", "validation"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
+# Of clips: the column of the target, and the pixels around it a frame before.
+VIDEO = "Local(16) | Strided(256, 1)"
+AROUND = " | ".join(f"Local({i}) - Local({i - 3})" for i in (241, 257, 273))
 SHOWN = {ABOVE: "Local(16) | (Strided(96, 1) & Local(97))"}
 # By record: its setting, the column of the target, and the paper's.
 COLUMNS = {
@@ -47,11 +51,12 @@ COLUMNS = {
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
-  COLUMN: "16 bytes before the target, and all above it",
-  "Neighborhood(3, 5, 32)": "2 pixels before, and 3 rows of 5 above",
-  "Local(97)": "97 bytes before, the farthest of them the byte above",
-  "Local(36)": "36 bytes before",
-  PAPERS: "16 bytes before, and the column beside the target's",
+  VIDEO: "16 bytes before, and the target's pixel in all frames",
+  "Local(20) | Strided(256, 1) & Local(1025)": "20, and it in 4 frames",
+  "Local(23) | Strided(256, 1) & Local(257)": "23, and it in 1 frame",
+  f"Local(16) | {AROUND}": "16, and 3 x 3 pixels around it in 1 frame",
+  "Local(16) | Strided(256)": "16, and the pixel to the left in all frames",
+  "Local(24)": "24 bytes before",
 }
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
@@ -61,6 +66,8 @@ ORDERS = {
     "() with data.name=digits_puzzles",
   ),
 }
+# By file of a record's scores: videos on which no network was trained.
+OTHER_VIDEOS = {"carphone.npy": "another camera", "bikes.npy": "a moving one"}
 PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
 # Accuracy in % as published by Tay et al. 2021, Table 1.
 PUBLISHED = {
@@ -92,11 +99,6 @@ def values(name: str, choice: str) -> list[float]:
   return rows_of(name, "choice")[choice]["values"]
 
 
-def keys(expression: str, n: int = 3072) -> str:
-  ((pattern,),) = patterns.parse(expression)
-  return f"{pattern.pairs(n) / n:.1f}"
-
-
 def columns() -> Iterator[str]:
   """The column of the target beside the paper's, in three comparisons."""
   titles = "network, budget", "column of the target", "the paper's column"
@@ -123,10 +125,9 @@ def _pair(name, about, *choices):
 
 
 def one_key() -> Iterator[str]:
-  """The byte above the target in place of a key of a window, and more keys."""
+  """The byte above the target in place of a key of a window."""
   yield _scores("cifar10_above", ABOVE)
-  yield _scores("cifar10_deep", ABOVE)
-  yield records("cifar10_above", "cifar10_deep")
+  yield records("cifar10_above")
 
 
 def _scores(name, than):
@@ -136,10 +137,41 @@ def _scores(name, than):
   base = values(name, than)
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
-    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice], keys(choice)
+    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice]
+    cells += (f"{row['keys']:.1f}",)
     gap = interval(found, base) if found != base else ""
     rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
+
+
+def video() -> Iterator[str]:
+  """Patterns on clips of one camera, and where they were not trained."""
+  name = "video_clips"
+  yield _scores(name, VIDEO)
+  titles = "", "test", "frame 1", "frames 2 to 16"
+  rows = [(*titles, *OTHER_VIDEOS.values())]
+  for row in record.read(name)["rows"]:
+    scores = [
+      x
+      for x in record.read(name)["evaluations"]
+      if x["pattern"] == row["choice"]
+    ]
+    own = [x for x in scores if not x["data"]]
+    frames = np.array([x["by_position"] for x in own])
+    cells = (
+      [x["bits_per_dim"] for x in own],
+      frames[:, 0],
+      frames[:, 1:].mean(1),
+    )
+    others = (
+      [x["bits_per_dim"] for x in scores if x["data"] == video]
+      for video in OTHER_VIDEOS
+    )
+    rows.append((HOLDS[row["choice"]], *map(interval, (*cells, *others))))
+  for row in record.read("baselines_video")["rows"]:
+    rows.append((row["model"], f"{row['test']:.3f}", *[""] * 4))
+  yield tables.markdown(rows)
+  yield records(name, "baselines_video")
 
 
 def copies() -> Iterator[str]:

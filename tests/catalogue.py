@@ -7,11 +7,22 @@ of them, and user-defined patterns that are not in the catalogue.
 import contextlib
 import dataclasses
 import operator
+from collections.abc import Callable
 
 import numpy as np
 
 from sparse_transformer import patterns
 from sparse_transformer.patterns import Block, Local, Pattern, Strided, Summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Masked(Pattern):
+  """A pattern with a given mask."""
+
+  function: Callable
+
+  def mask(self, q, k):
+    return self.function(q, k)
 
 
 class Fifths(Pattern):

@@ -22,10 +22,12 @@ from sparse_transformer.attention import (
 )
 from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import (
+  AdaptiveSpan,
   Causal,
   Local,
   Pattern,
   RandomBlocks,
+  Routing,
   Strided,
 )
 
@@ -155,6 +157,18 @@ def random_inputs(
   random = np.random.default_rng(n + 1000 * seed)  # compiles nothing
   *arrays, dlse = (random.standard_normal((batch, n, *x)) for x in shapes)
   return *(jnp.asarray(x, dtype) for x in arrays), jnp.asarray(dlse, wide)
+
+
+def directions_of(heads, width=8):
+  """What `attend` does not draw itself: centroids and spans of each head."""
+  found = {}
+  for content in (c for pattern in heads for c in pattern.contents()):
+    if isinstance(content, AdaptiveSpan):
+      found[content] = jnp.linspace(0.0, content.max, len(heads))
+    elif isinstance(content, Routing):
+      shape = len(heads), content.clusters, width
+      found[content] = jax.random.normal(jax.random.key(7), shape)
+  return found
 
 
 def with_gradients(attention, q, k, v, dout, dlse, *more):

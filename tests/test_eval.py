@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 import runs
-import scipy.io.wavfile
+import small_data
 from runs import scores
 
 from sparse_transformer import data
@@ -177,35 +177,17 @@ def test_sentence_has_as_many_digits_as_are_known():
 
 # Other data than those of the run.
 
-OTHERS = {  # small data of each source that reads files
-  "bytes": lambda path, drawn: path.write_bytes(drawn.tobytes()),
-  "images": lambda path, drawn: np.save(
-    path.with_suffix(".npy"), drawn[:240].reshape(15, 4, 4, 1)
-  ),
-  "jsonl": lambda path, drawn: path.write_text(
-    json.dumps(dict(text="".join(map(chr, drawn % 128))))
-  ),
-  "tokens": lambda path, drawn: np.save(path.with_suffix(".npy"), drawn),
-  "fasta": lambda path, drawn: path.write_text(
-    ">x\n" + "".join("ACGT"[i % 4] for i in drawn)
-  ),
-  "audio": lambda path, drawn: scipy.io.wavfile.write(path, 12_000, drawn),
-  "labelled": lambda path, drawn: [
-    (path / name / str(i)).write_bytes(drawn[9 * i :][:9].tobytes())
-    for name in "xy"
-    for i in range(9)
-    if not (path / name).mkdir(parents=True, exist_ok=True)
-  ],
-}
-
 
 def write_other(name, folder, seed):
   """A folder or file with random data; the config of a run on it."""
-  folder.mkdir()
-  drawn = np.random.RandomState(seed).randint(1, 256, 300).astype(np.uint8)
-  path = folder / "x"
-  OTHERS[name](path, drawn)
-  path = path if path.exists() else path.with_suffix(".npy")
+  drawn = np.random.RandomState(seed).randint(1, 256, (18, 16), np.uint8)
+  path, suffix = folder / "x", small_data.SUFFIXES[name]
+  if name in ("images", "labelled"):  # several files
+    for i, symbols in enumerate(drawn):
+      small_data.write_symbols(path / "ab"[i % 2] / f"{i}{suffix}", symbols)
+  else:
+    path = path.with_suffix(suffix)
+    small_data.write_symbols(path, drawn.ravel())
   changes = {"data.name": name, "attention.stride": 4, "attention.window": 4}
   if name == "labelled":
     changes |= {"model.task": "classify"}
@@ -213,7 +195,7 @@ def write_other(name, folder, seed):
 
 
 @pytest.mark.one_in(7)
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", small_data.SUFFIXES)
 def test_other_data_are_scored_apart(name, tmp_path, capfd):
   folders, paths, found = [], [], []
   for seed in range(2):

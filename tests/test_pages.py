@@ -1,17 +1,15 @@
 """Laws of README and docs: links, order, names, code, numbers."""
 
 import json
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
+import runs
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.data import SOURCES
 
-REPO = pathlib.Path(__file__).parents[1]
+REPO = runs.REPO
 PACKAGE, DOCS = REPO / "sparse_transformer", REPO / "docs"
 SITE = sorted(DOCS.glob("*.md"))
 PAGES = (REPO / "README.md", REPO / "weights" / "README.md", *SITE)
@@ -153,8 +151,7 @@ def test_python_code_of_a_page_runs(name):
   code = r"(?ms)^```python\n(.*?)^```$"
   blocks = re.findall(code, (REPO / f"{name}.md").read_text())
   assert blocks
-  command = sys.executable, "-c", "\n".join(blocks)
-  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+  done = runs.python("-c", "\n".join(blocks))
   assert done.returncode == 0, done.stderr
 
 

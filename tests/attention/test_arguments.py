@@ -37,18 +37,9 @@ def inputs(seed=0):
   return laws.random_inputs(N, HEADS, group=GROUP, seed=seed)[:3]
 
 
-def directions(heads):
-  known = {
-    SPAN: jnp.array([3.0, 7.0, 0.0, 12.0]),
-    ROUTING: jax.random.normal(jax.random.key(5), (HEADS, 3, 8)),
-  }
-  contents = {content for pattern in heads for content in pattern.contents()}
-  return {content: known[content] for content in contents & known.keys()}
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def run(heads, backend, q, k, v, segments=None, first=None):
-  settings = dict(directions=directions(heads), backend=backend, tile=8)
+  settings = dict(directions=laws.directions_of(heads), backend=backend, tile=8)
   settings |= dict(segments_BL=segments, first=first)
   return attend(q, k, v, heads, **settings)
 

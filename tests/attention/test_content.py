@@ -43,31 +43,16 @@ ALGEBRA = (
 WIDTH = 8  # of queries and keys
 
 
-def centroids_of(pattern, num_heads=3):
-  """Centroids [H, clusters, K] of a `Routing`."""
-  shape = num_heads, pattern.clusters, WIDTH
-  return jax.random.normal(jax.random.key(7), shape)
-
-
-def directions_of(heads):
-  return {
-    c: centroids_of(c, len(heads))
-    for pattern in heads
-    for c in pattern.contents()
-    if isinstance(c, Routing)
-  }
-
-
 @functools.partial(jax.jit, static_argnames="heads")
 def realize(q, k, heads):
   arrays = Queries(q), Keys(k, k)
-  return binding.realize(heads, *arrays, directions_of(heads))
+  return binding.realize(heads, *arrays, laws.directions_of(heads))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
 def run(*inputs, heads, backend="auto", tile=16):
   settings = dict(backend=backend, tile=tile, return_lse=True)
-  settings |= dict(patterns=heads, directions=directions_of(heads))
+  settings |= dict(patterns=heads, directions=laws.directions_of(heads))
   attention = functools.partial(attend, **settings)
   with laws.settings_for(backend):
     return laws.with_gradients(attention, *inputs)
@@ -79,7 +64,7 @@ def test_realized_pairs_are_those_of_the_definition(heads, n):
   found = np.asarray(realize(q, k, heads))
   for h, pattern in enumerate(heads):
     of_head = q[:, :, h : h + 1], k[:, :, h : h + 1]
-    centroids = centroids_of(ROUTING)[h : h + 1]
+    centroids = laws.directions_of(heads)[ROUTING][h : h + 1]
     expected = content.by_definition(pattern, *of_head, centroids)
     np.testing.assert_array_equal(
       found[:, h], np.broadcast_to(expected[:, 0], found[:, h].shape)
@@ -108,18 +93,10 @@ def test_attention_is_that_over_the_realized_pairs(heads, n, backend, tile):
 
 def test_sequence_of_one_position():
   q, k, v, *_ = laws.random_inputs(1, 3)
-  run = functools.partial(attend, directions=directions_of(ALONE))
+  run = functools.partial(attend, directions=laws.directions_of(ALONE))
   out = jax.jit(run, static_argnums=3)(q, k, v, ALONE)
   np.testing.assert_allclose(out[:, :, :2], v[:, :, :2], rtol=1e-6)
   assert (np.asarray(out)[:, :, 2] == 0).all()  # it has no past block
-
-
-def test_pairs_of_a_prefix_are_those_of_the_whole():
-  q, k, *_ = laws.random_inputs(77, 3)
-  whole = np.asarray(realize(q, k, UNIONS))
-  for t in (13, 50):
-    part = realize(q[:, :t], k[:, :t], UNIONS)
-    np.testing.assert_array_equal(part, whole[:, :, :t, :t])
 
 
 def test_outputs_depend_on_no_later_position_and_no_other_sequence():

@@ -65,6 +65,7 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
     (dict(patterns=(Local(4) | Strided(4),)), r"^triton; .*\(4\) is not dense"),
     (dict(patterns=(Block(1),), batch=64), "more than 65535 sequences"),
     (dict(patterns=()), "^triton; not cudnn: no pattern is given$"),
+    (dict(patterns=(), capability=9.0), "^triton; not cudnn"),  # nor hopper
     (
       dict(patterns=(), qk_width=8),
       "^batched; .*; not triton: widths of heads .*",

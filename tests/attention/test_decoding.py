@@ -3,6 +3,7 @@
 import functools
 
 import catalogue
+import executor_laws as laws
 import hypothesis
 import jax
 import jax.export
@@ -46,21 +47,6 @@ def test_slots_hold_the_keys_of_every_row(pattern, n, data):
 # Steps.
 
 
-def directions_of(heads):
-  """Directions and spans, of each head."""
-
-  def of(content):
-    if isinstance(content, AdaptiveSpan):
-      return jnp.linspace(0.0, content.max, len(heads))
-    if (drawn := content.directions(WIDTH)) is not None:
-      return jnp.asarray(drawn)
-    shape = len(heads), content.num_directions, WIDTH
-    return jax.random.normal(jax.random.key(7), shape)
-
-  contents = dict.fromkeys(c for pattern in heads for c in pattern.contents())
-  return {c: of(c) for c in contents if not isinstance(c, TopBlocks)}
-
-
 def check_steps(
   heads, num_key_heads, starts=(0,), n=LENGTH, dtype="float32", **options
 ):
@@ -74,7 +60,7 @@ def check_steps(
       (num_key_heads, VALUES),
     )
   )
-  options |= dict(directions=directions_of(heads))
+  options |= dict(directions=laws.directions_of(heads))
   reference = functools.partial(
     attention.attend, patterns=heads, backend="dense"
   )

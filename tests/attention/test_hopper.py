@@ -92,8 +92,3 @@ def test_older_versions_of_jax_are_rejected(monkeypatch):
   monkeypatch.setattr(jax, "__version_info__", (0, 11, 1))
   case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
   assert "it needs jax 0.11.2" in Hopper().unsupported(case)
-
-
-def test_auto_chooses_what_was_measured():
-  case = Case(1, 999, 4, 64, 64, "bfloat16", "cuda")
-  assert registry.resolve("auto", case) == "triton"

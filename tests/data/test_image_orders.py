@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import jax
 import numpy as np
@@ -143,9 +142,8 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
   orders, images = experiment.source.orders, experiment.source.examples("test")
   for words in ([], ["jigsaw=9", "rotation=1"]):
     flags = [f"--order={','.join(words)}"] if words else []
-    capfd.readouterr()
-    assert runs.command("eval.py", f"--workdir={tmp_path}", *flags) == 0
-    found, labels = json.loads(capfd.readouterr().out), orders.labels(words)
+    (found,) = runs.scores(capfd, tmp_path, *flags)
+    labels = orders.labels(words)
     rows = [orders.arrange(image, labels) for image in images]
     nats = np.mean(np.asarray(experiment.losses(params, np.stack(rows))))
     assert found["bits_per_dim"] == pytest.approx(nats / np.log(2), rel=1e-5)

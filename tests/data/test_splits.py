@@ -1,13 +1,11 @@
 """Tests of splits.py: the names of folders and files, for all sources."""
 
 import gzip
-import json
 
 import numpy as np
 import pytest
-import scipy.io.wavfile
 import small_data
-from small_data import config
+from small_data import SUFFIXES, config
 
 from sparse_transformer import data
 from sparse_transformer.data import splits
@@ -16,35 +14,10 @@ NUMBERS = dict(train=1, validation=2, test=3)  # the symbol of each split
 
 
 def write(path, number):
-  """Writes 40 symbols of one kind, in the format of the path's suffix."""
-  path.parent.mkdir(parents=True, exist_ok=True)
-  symbols = np.full(40, number * 50, np.uint8)
-  match path.name.removesuffix(".gz").rpartition(".")[2]:
-    case "npy":
-      np.save(path, symbols)
-    case "bin":
-      symbols.astype("<u2").tofile(path)
-    case "wav":
-      scipy.io.wavfile.write(path, 12_000, symbols)
-    case "png":
-      small_data.write_pictures(path.parent, [symbols.reshape(10, 4)], ".png")
-    case suffix:
-      text = {"jsonl": json.dumps({"text": f"{number}" * 40})}
-      text |= {"fasta": ">x\n" + "ACGT"[number] * 40}
-      content = text.get(suffix, f"{number}" * 40).encode()
-      packed = path.suffix == ".gz"
-      path.write_bytes(gzip.compress(content) if packed else content)
+  """Writes 40 symbols of one kind."""
+  small_data.write_symbols(path, np.full(40, 33 * number, np.uint8))
 
 
-SOURCES = {
-  "bytes": ".txt",
-  "jsonl": ".jsonl",
-  "tokens": ".bin",
-  "fasta": ".fasta",
-  "audio": ".wav",
-  "images": ".png",
-  "labelled": ".txt",
-}
 FOLDERS = ("train/a", "dev/a", "test/a"), ("Training/a", "valid/b/a", "TEST/a")
 FILES = (
   ("train", "valid", "test"),
@@ -58,12 +31,12 @@ FILES = (
 @pytest.mark.parametrize(
   "name, paths",
   [
-    *((name, paths) for name in SOURCES for paths in FOLDERS),
-    *((name, x) for name in [*SOURCES][:5] for x in FILES),
+    *((name, paths) for name in SUFFIXES for paths in FOLDERS),
+    *((name, x) for name in [*SUFFIXES][:5] for x in FILES),
   ],
 )
 def test_named_splits_are_not_mixed(tmp_path, name, paths, capfd):
-  paths = [path + SOURCES[name] for path in paths]
+  paths = [path + SUFFIXES[name] for path in paths]
   for path, number in zip(paths, NUMBERS.values(), strict=True):
     if name == "labelled":
       for label in "no", "yes":

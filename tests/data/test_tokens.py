@@ -1,6 +1,5 @@
 """Tests of tokens: their files, a run on them, and its bits per byte."""
 
-import json
 import math
 
 import numpy as np
@@ -92,18 +91,14 @@ def test_run_learns_which_tokens_occur(run):
 
 
 def test_bits_per_byte_is_bits_over_bytes(run, capfd):
-  words = f"--workdir={run}", "--min_context=0,7"
-  assert runs.command("eval.py", *words) == 0
-  out, err = capfd.readouterr()
   total = BYTES[TOKENS[:50]].sum()
-  for line in out.splitlines():
-    found = json.loads(line)
+  for found in runs.scores(capfd, run, "--min_context=0,7"):
     assert (found["unit"], found["tokens"]) == ("bits/token", 50)
     bits = 50 * found["bits_per_dim"]
     assert found["bits_per_byte"] == pytest.approx(bits / total, rel=1e-12)
   page = runs.report(run)
   assert f"{found['bits_per_byte']:.4f} bits/byte" in page
-  assert "bits/token" in page and "bits/dim" not in page + out + err
+  assert "bits/token" in page and "bits/dim" not in page
 
 
 def test_samples_continue_a_prompt_of_tokens(run, tmp_path):

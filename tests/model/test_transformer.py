@@ -1,7 +1,6 @@
 """Tests of networks: their config, parameters, reach, and dropout."""
 
 import math
-import types
 
 import jax
 import jax.numpy as jnp
@@ -10,22 +9,8 @@ import numpy as np
 import pytest
 from networks import LENGTH, assign
 
-from configs import cifar10
 from sparse_transformer import model, patterns
-from sparse_transformer.patterns import Causal, Local, Strided
-
-
-def test_experiment_config_becomes_the_network_it_describes():
-  source = types.SimpleNamespace(
-    separator=None, classes=(), vocab_size=256, shape=(32, 32, 3), length=3072
-  )
-  source.orders = ()
-  network = model.configure(cifar10.get_config(), source)
-  assert network.length == 3072 and network.axes == (32, 32, 3)
-  assert (network.qk_width, network.mlp_width) == (128, 512)
-  strided, *local = network.patterns[:4]
-  assert strided == (Strided(96),) * 2
-  assert local == [(Local(96),) * 2] * 3
+from sparse_transformer.patterns import Local
 
 
 @pytest.mark.parametrize(
@@ -86,17 +71,6 @@ def test_initial_parameters_have_the_published_spread():
   assert len(by_name["bias"]) == 9 and len(by_name["scale"]) == 3
   assert all((x == 0).all() for x in by_name["bias"])
   assert all((x == 1).all() for x in by_name["scale"])
-
-
-def test_parameters_do_not_depend_on_patterns():
-  def params(layers):
-    config = networks.config(num_layers=4, patterns=layers)
-    return jax.jit(lambda: model.init_params(config, 3))()
-
-  expected = params(((Causal(),) * 2,) * 4)
-  for mode in ("interleaved", "heads"):  # with different periods
-    found = params(assign("fixed", mode, num_layers=4))
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 # What a position sees.

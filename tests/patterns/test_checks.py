@@ -9,6 +9,7 @@ import catalogue
 import hypothesis
 import numpy as np
 import pytest
+from catalogue import Masked
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
@@ -25,16 +26,6 @@ from sparse_transformer.patterns import (
   Strided,
   analysis,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Masked(Pattern):
-  """A pattern with a given mask."""
-
-  function: object
-
-  def mask(self, q, k):
-    return self.function(q, k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +112,10 @@ def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
     lambda q, k: q // k < 2,
     lambda q, k: q % -3 == 0,
     lambda q, k: max(q, k) < 3,
+    lambda q, k: k <= q and q == k,
+    lambda q, k: k <= q or q == k,
+    lambda q, k: not k <= q,
+    lambda q, k: 0 <= q < 3,
     lambda q, k: np.where(q < k, 1, 0) == 1,
     lambda q, k: np.logical_and(k <= q, q < 5),
     lambda q, k: q[0] < k,

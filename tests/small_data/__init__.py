@@ -89,6 +89,29 @@ def write_pictures(folder, images, suffix=".png"):
     Image.fromarray(image).save(folder / f"{i:03}{suffix}")
 
 
+# Of the files of each source in any folder.
+SUFFIXES = dict(bytes=".txt", jsonl=".jsonl", tokens=".bin", fasta=".fasta")
+SUFFIXES |= dict(audio=".wav", images=".png", labelled=".txt")
+
+
+def write_symbols(path, symbols):
+  """Writes uint8 symbols in the format of the path's suffix."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  match path.suffix:
+    case ".bin":
+      symbols.astype("<u2").tofile(path)
+    case ".wav":
+      scipy.io.wavfile.write(path, 12_000, symbols)
+    case ".png":
+      Image.fromarray(symbols.reshape(-1, 4)).save(path)
+    case ".jsonl":
+      write_records(path, [symbols.tobytes().decode("latin1")])
+    case ".fasta":
+      path.write_text(">x\n" + "".join("ACGT"[x % 4] for x in symbols))
+    case _:
+      path.write_bytes(symbols.tobytes())
+
+
 def write_records(path, texts):
   path.write_text("".join(json.dumps(dict(text=x)) + "\n" for x in texts))
 

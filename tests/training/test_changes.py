@@ -12,7 +12,7 @@ import runs
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import announcements, loop, metrics, warm_start
 from sparse_transformer.training.checkpoints import exported, store
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 arrays = runs.arrays
 pytestmark = pytest.mark.usefixtures("shared_experiments")
@@ -24,10 +24,6 @@ def advance(experiment, state, steps):
     for step in steps:
       state, _ = experiment.update(state, experiment.batch(step))
   return state
-
-
-def last_state(workdir, config):
-  return store.Checkpoints(workdir).restore(Experiment(config).like)
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +78,7 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert about["random"] == ["logits.kernel", "token.embedding"]
   assert about["unused"] == []
   random = Experiment(config).first_state().params
-  other = last_state(trained, runs.tiny()).ema
+  other = restore(*open_run(trained)).ema
   for name in ("logits", "token"):
     assert arrays(state.params[name]) == arrays(random[name])
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
@@ -167,7 +163,7 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   assert json.loads(line)["step"] == 4
   # The steps that follow are those of the new settings, and no others.
   experiment = Experiment(config)
-  expected = last_state(trained, runs.tiny())
+  expected = restore(*open_run(trained))
   expected = advance(experiment, expected, range(4, 8))
   assert arrays(state) == arrays(expected)
   loop.train(config, workdir)  # without the flag: nothing changes any more

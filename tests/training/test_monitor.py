@@ -56,21 +56,6 @@ def test_nonfinite_loss_is_named_before_the_gradient():
   assert [split for _, split, _ in noted] == ["diverged"] * 2
 
 
-@pytest.mark.parametrize("most", [0, 1, 3])
-def test_too_many_skipped_batches_in_a_row_end_the_run(most, monkeypatch):
-  monkeypatch.setattr(metrics, "MAX_SKIPPED", most)
-  monitor, noted = make(nonfinite="skip")
-  bad, last = [math.nan] * most, 2 * most + 2
-  watch(monitor, [*bad, 1.0, *bad])
-  match = f"at step {last}, after {most} batches in a row"
-  with pytest.raises(FloatingPointError, match=match):
-    watch(monitor, [math.nan], first=last)
-  splits = [split for _, split, _ in noted]
-  assert splits == ["skipped"] * (2 * most + 1) + ["diverged"]
-  expected = dict(metric="nats", value="nan", examples=[99 + last])
-  assert noted[-2] == (last, "skipped", expected)
-
-
 def test_batches_skipped_before_a_restart_count(monkeypatch):
   monkeypatch.setattr(metrics, "MAX_SKIPPED", 2)
   lines = [dict(step=step, split="skipped") for step in (4, 5)]

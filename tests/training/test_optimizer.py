@@ -97,16 +97,18 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
   assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
 
 
-def test_biases_of_experts_and_centroids_do_not_decay():
+def test_biases_of_experts_centroids_and_spans_do_not_decay():
   changes = {"model.experts": 4, "model.num_layers": 2}
-  settings = runs.tiny(**changes | {"attention.pattern": "Routing(4, 8)"})
+  changes |= {"attention.pattern": "Routing(4, 8), AdaptiveSpan(8)"}
+  settings = runs.tiny(**changes)
   shapes = jax.eval_shape(Experiment(settings).init).params
   assert shapes["expert_blocks"]["experts_in"]["bias"].ndim == 3
   assert shapes["centroids"]["4"].ndim == 4  # layers, heads, clusters, width
   for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):
     name = jax.tree_util.keystr(path[-1:], simple=True)
     assert value == (name in ("kernel", "embedding"))
-  assert optimizer_lib._block_matrices(shapes)["centroids"]["4"] is None
+  matrices = optimizer_lib._block_matrices(shapes)
+  assert matrices["centroids"]["4"] is matrices["spans"] is None
 
 
 MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}

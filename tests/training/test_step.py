@@ -128,16 +128,6 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
       np.testing.assert_allclose(state.ema[name], ema[name], atol=1e-5)
 
 
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_every_example_of_a_batch_counts_once(accumulation):
-  batch = tokens(12)
-  _, optimizer, step = stepper(**{"train.accumulation": accumulation})
-  state = table_state(optimizer)
-  _, measured = step(state, batch)
-  expected = float(mean_loss(state.params, batch))
-  assert measured["nats"] == pytest.approx(expected, rel=1e-6)
-
-
 def test_random_numbers_depend_only_on_seed_and_step():
   steppers = {
     (seed, accumulation): stepper(

@@ -169,7 +169,6 @@ def test_damaged_file_is_rejected(damage, trained, tmp_path):
   "field, change",
   [
     ("vocabulary", "[1]"),
-    ("geometry", {"vocab_size": 17}),
     ("vocabulary", {"size": "17"}),
     ("geometry", {"length": 63}),
     ("vocabulary", {"size": -1}),

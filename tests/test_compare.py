@@ -330,7 +330,9 @@ def words(root, *more):
   """The command line of a comparison of two patterns, on a tiny network."""
   settings = runs.flags_of(**{"eval.batch_size": 64})
   vary = "--vary=attention.pattern=local,Strided(8)", "--budget=steps:6"
-  return runs.DIGITS, *settings, f"--workdir={root / 'c'}", *vary, *more
+  name = lambda word: word.partition("=")[0]
+  given = {name(word): word for word in (*settings, *vary, *more)}
+  return runs.DIGITS, f"--workdir={root / 'c'}", *given.values()
 
 
 def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
@@ -410,8 +412,8 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   request.addfinalizer(lambda: patterns.CATALOGUE.pop("Rake", None))
   root, hook, file = tmp_path / "c", tmp_path / "hook", tmp_path / "mine.py"
   file.write_text(CONFIG.format(hook=str(hook)))
-  line = [f"--config={file}", *words(tmp_path)[1:], "--jobs=2"]
-  line += [f"--vary=attention.pattern={values}", "--config.checkpoint.every=1"]
+  more = f"--vary=attention.pattern={values}", "--config.checkpoint.every=1"
+  line = [f"--config={file}", *words(tmp_path, *more, "--jobs=2")[1:]]
   folders = [root / f"{x}/seed0" for x in ("local", "Rake_4-c752c6b1")]
   folders = folders[-1 - values.count(";") :]
   command = sys.executable, "-m", "sparse_transformer.compare", *line

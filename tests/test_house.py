@@ -51,18 +51,18 @@ WITHIN = {
 LIMITS = {
   "README.md": 175,
   "attention": 5_942,
-  "benchmarks": 3_000,
-  "commands": 2_142,
+  "benchmarks": 2_932,
+  "commands": 2_143,
   "comparison": 786,
   "data": 1_798,
   "figures": 351,
-  "library": 19_708,
+  "library": 19_715,
   "model": 1_792,
   "patterns": 2_539,
   "targets": 553,
-  "tests": 17_474,
-  "training": 3_805,
-  "words of docs": 19_815,
+  "tests": 17_380,
+  "training": 3_811,
+  "words of docs": 19_589,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -465,8 +465,8 @@ loop.train(runs.tiny(**{
   "eval.every": 1000, "checkpoint.every": 1000,
 }), sys.argv[1])
 # The first saves and validations fill caches that the next ones reuse.
-before, after = (np.median(part, 0) for part in (seen[8:12], seen[-4:]))
-print("memory and open files at step 5,000 and 19,000:", before, after)
+before, after = (np.median(part, 0) for part in (seen[18:22], seen[-4:]))
+print("memory and open files at step 10,000 and 19,000:", before, after)
 assert after[0] <= 1.02 * before[0]
 assert after[1] <= before[1]
 # The start, the first step, and the first validation.

@@ -165,9 +165,9 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "trained": evidence.trained,
   },
   "docs/evidence.md": {
+    "video": evidence.video,
     "columns": evidence.columns,
     "one_key": evidence.one_key,
-    "copies": evidence.copies,
     "compressors": evidence.compressors,
     "listops": evidence.listops,
     "texts": evidence.texts,

@@ -51,7 +51,7 @@ WITHIN = {
 LIMITS = {
   "README.md": 175,
   "attention": 5_942,
-  "benchmarks": 2_925,
+  "benchmarks": 2_934,
   "commands": 2_143,
   "comparison": 786,
   "data": 1_798,
@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 553,
   "tests": 17_380,
   "training": 3_811,
-  "words of docs": 19_968,
+  "words of docs": 19_992,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -36,7 +36,6 @@ ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
 # Of clips: the column of the target, and the pixels around it a frame before.
 VIDEO = "Local(16) | Strided(256, 1)"
 AROUND = " | ".join(f"Local({i}) - Local({i - 3})" for i in (241, 257, 273))
-SHOWN = {ABOVE: "Local(16) | (Strided(96, 1) & Local(97))"}
 # By record: its setting, the column of the target, and the paper's.
 COLUMNS = {
   "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS),
@@ -51,11 +50,17 @@ COLUMNS = {
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
-  VIDEO: "16 bytes before, and the target's pixel in all frames",
-  "Local(20) | Strided(256, 1) & Local(1025)": "20, and it in 4 frames",
-  "Local(23) | Strided(256, 1) & Local(257)": "23, and it in 1 frame",
-  f"Local(16) | {AROUND}": "16, and 3 x 3 pixels around it in 1 frame",
-  "Local(16) | Strided(256)": "16, and the pixel to the left in all frames",
+  VIDEO: "16 bytes before, and the target's pixel in all earlier frames",
+  "Local(20) | Strided(256, 1) & Local(1025)": (
+    "20 before, and that pixel in 4 frames"
+  ),
+  "Local(23) | Strided(256, 1) & Local(257)": (
+    "23 before, and that pixel in 1 frame"
+  ),
+  f"Local(16) | {AROUND}": "16 before, and 3 x 3 pixels around it in 1 frame",
+  "Local(16) | Strided(256)": (
+    "16 before, and the pixel to the left in all earlier frames"
+  ),
   "Local(24)": "24 bytes before",
 }
 # By orders of digits: choices in which the network is given the order, or not.
@@ -67,7 +72,10 @@ ORDERS = {
   ),
 }
 # By file of a record's scores: videos on which no network was trained.
-OTHER_VIDEOS = {"carphone.npy": "another camera", "bikes.npy": "a moving one"}
+OTHER_VIDEOS = {
+  "carphone.npy": "another camera",
+  "bikes.npy": "a moving camera",
+}
 VIDEO_MODELS = (
   "`FFV1`",
   "linear, 12 pixels",
@@ -143,7 +151,8 @@ def _scores(name, than):
   base = values(name, than)
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
-    cells = f"`{SHOWN.get(choice, choice)}`", HOLDS[choice]
+    shown = re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
+    cells = f"`{shown}`", HOLDS[choice]
     cells += (f"{row['keys']:.1f}",)
     gap = interval(found, base) if found != base else ""
     rows.append((*cells, interval(found), gap))

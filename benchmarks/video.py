@@ -24,6 +24,8 @@ def main(argv):
     raise ValueError("give a video, and the .npy file of clips to write")
   frames = noisy(shrunk(gray(argv[1]), args.shrink), args.noise)
   clips = cut(frames[: len(frames) // FRAMES * FRAMES], args.frames)
+  if not len(clips):
+    raise ValueError(f"{argv[1]} has {frames.shape}: less than a clip")
   np.save(argv[2], clips)
   print(f"{len(clips):,} clips {clips.shape[1:]} in {argv[2]}")
 
@@ -63,4 +65,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("shrink", 1, "Pixels in a row that are made one.", 1)
   flags.DEFINE_integer("noise", 0, "The largest number to add.", 0, 255)
   flags.DEFINE_integer("frames", FRAMES, "Of a clip.", 1, FRAMES)
-  cli.run(main)
+  cli.run(main, takes_words=True)

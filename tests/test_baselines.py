@@ -113,6 +113,14 @@ def test_clips_are_frames_one_below_the_other_in_the_order_of_time():
   assert set(noise.ravel()) == {0, 1, 2, 3, 4}
 
 
+@pytest.mark.parametrize(
+  "words, line", [(["a.avi"], "give a video"), (["a.avi", "b.npy"], "a.avi")]
+)
+def test_clips_need_a_video_that_can_be_read(words, line, capsys):
+  assert runs.command("benchmarks/video.py", *words) == 1
+  assert line in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_linear_prediction_of_clips_sees_the_frame_before():
   splits = {
     x: video.cut(moving(48, i), 16) for i, x in enumerate(data_lib.SPLITS)

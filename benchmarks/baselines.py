@@ -111,9 +111,9 @@ def score(source: data.Images | data.Stream) -> dict[str, Any]:
     rows = [independent(splits, source.vocab_size)]
     if source.shape[-1] == 3 and optional("imagecodecs"):
       rows += codecs(splits, source.shape)
-    if linear.frames(source.shape) > 1 and optional("av"):
-      rows += video_codecs(splits, source.shape)
-    rows += linear.score(splits, source.shape, source.vocab_size)
+    if source.frames > 1 and optional("av"):
+      rows += video_codecs(splits, source)
+    rows += linear.score(splits, source)
   elif source.unit != "bits/byte":
     raise ValueError(f"{source.unit}: data must be images or text")
   else:
@@ -145,15 +145,13 @@ def codecs(splits: Splits, shape: tuple[int, int, int]) -> list[dict[str, Any]]:
   return rows
 
 
-def video_codecs(
-  splits: Splits, shape: tuple[int, int, int]
-) -> list[dict[str, Any]]:
+def video_codecs(splits: Splits, source: data.Images) -> list[dict[str, Any]]:
   """Frame t of the mosaic has frame t of every clip."""
-  rows, (_, side, _) = [], shape
+  rows, (_, side, _) = [], source.shape
   for name, (codec, options) in VIDEO_CODECS.items():
     row: dict[str, Any] = dict(model=f"`{name}`", sees="the mosaic")
     for split in linear.SCORED:
-      clips = splits[split].reshape(-1, linear.frames(shape), side, side)
+      clips = splits[split].reshape(-1, source.frames, side, side)
       packets = coded(mosaic(clips.transpose(0, 2, 3, 1)), codec, options)
       row[split] = 8 * sum(x.size for x in packets) / clips.size
     rows.append(row)

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import scipy.stats
 
+from sparse_transformer import data
+
 SCORED = "validation", "test"
 IMAGES = 2_500  # of the training split; 1,000 at a time are scored
 # Rows up and columns to the left: the pixels before within 1, and within 2.
@@ -30,20 +32,14 @@ BEFORE = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
 EDGES = np.geomspace(1 / 512, 1 / 4, 31)  # of the histograms, times the levels
 
 
-def frames(shape: Sequence[int]) -> int:
-  """The square gray frames of a clip; 1 for other shapes of images."""
-  rows, columns, channels = shape
-  return 1 if channels > 1 or rows % columns else rows // columns
-
-
 def score(
-  splits: Mapping[str, np.ndarray], shape: Sequence[int], size: int
+  splits: Mapping[str, np.ndarray], source: data.Images
 ) -> list[dict[str, Any]]:
-  """Bits per value of images [number, length] of values below `size`."""
+  """Bits per value of images [number, length] of a source."""
   rows, step = [], -(-len(splits["train"]) // IMAGES)
-  neighbors, side = [*NEIGHBORS], shape[1]
-  if frames(shape) > 1:
-    before = ((side + i, j) for i, j in BEFORE)
+  neighbors, shape, size = [*NEIGHBORS], source.shape, source.vocab_size
+  if source.frames > 1:
+    before = ((shape[1] + i, j) for i, j in BEFORE)
     neighbors.append([*NEIGHBORS[1], *before])
   for near in neighbors:
     bits_of = fit(splits["train"][::step], near, shape, size)

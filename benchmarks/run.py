@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Test scores of a comparison, also on other data, with their curves."""
+  """Test scores of a comparison, also on other data, and by position."""
   for path in sorted(workdir.glob("*/seed*/evaluations/test-*.json")):
     found = atomic.read_json(path)
     other = found["overrides"].get("data.path", "")

@@ -13,7 +13,7 @@ import pytest
 
 # For all workers and the processes that tests start. Small networks compile in
 # half the time, to slower code, and each program is compiled once: the next run
-# of the suite finds it here, too.
+# of the suite reads it from here.
 CACHE = os.environ.get("JAX_COMPILATION_CACHE_DIR") or str(
   pathlib.Path(__file__).parents[1] / ".cache" / "tests"
 )
@@ -36,8 +36,8 @@ if jax.__version_info__ < (0, 11):
   # have, compiles them three times as fast.
   flags = os.environ.get("XLA_FLAGS", "")
   os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false"
-# Maps of memory above which a process drops its programs, each of which has a
-# few: Linux allows 65,530, beyond which XLA crashes.
+# A process with more memory maps than this drops its compiled programs. Each
+# program has a few maps, and XLA crashes at Linux's limit of 65,530.
 MAX_MAPS = 30_000
 tests_done = itertools.count(1)
 # Silent broadcasting over a missing axis raises.
@@ -107,7 +107,7 @@ def optimized():
 
 
 @pytest.fixture(autouse=True)
-def bounded_memory():
+def bounded_memory(request):
   """Drops compiled programs when they take too much memory.
 
   They stay on disk, so that a program that is needed again is not compiled
@@ -115,7 +115,9 @@ def bounded_memory():
   """
   yield
   maps = pathlib.Path("/proc/self/maps")
-  if next(tests_done) % 16 == 0 and maps.exists():  # it takes a while to read
+  is_due = next(tests_done) % 16 == 0  # it takes a while to read
+  is_due |= request.node.get_closest_marker("soak") is not None
+  if is_due and maps.exists():
     if maps.read_bytes().count(b"\n") > MAX_MAPS:
       jax.clear_caches()
       gc.collect()

@@ -45,7 +45,7 @@ class Options:
   sinks: bool = False
 
   def segments(self, batch, n):
-    """Integers [batch, n], of which the first occur again at the end."""
+    """Integers [batch, n]; the last document has the number of the first."""
     if not self.packed:
       return None
     ends = [[n // 4, n // 2 + 1, n - n // 8 - i] for i in range(batch)]

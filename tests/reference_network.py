@@ -67,7 +67,7 @@ def logits(config, shape, params, tokens, separator=None):
 
   Args:
     config: an experiment's config.
-    shape: sizes of the axes of positions, the last of which varies fastest.
+    shape: sizes of the axes of positions; the last axis varies fastest.
     params: nested dicts of arrays.
     tokens: integers [n].
     separator: the symbol that ends a document.

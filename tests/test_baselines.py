@@ -85,7 +85,7 @@ def test_linear_prediction_is_a_distribution_given_what_is_before(near):
 def test_linear_prediction_of_images_beats_independent_positions():
   splits = {x: colors(300, i) for i, x in enumerate(data_lib.SPLITS)}
   independent = baselines.independent(splits, 16)["test"]
-  for row in linear.score(splits, (6, 5, 3), 16):
+  for row in linear.score(splits, data_lib.Images((6, 5, 3), 16, dict)):
     assert 0 < row["test"] < independent - 0.3
     assert row["test"] == pytest.approx(row["validation"], abs=0.1)
     assert row["standard_error"] < 0.05
@@ -126,7 +126,8 @@ def test_linear_prediction_of_clips_sees_the_frame_before():
     x: video.cut(moving(48, i), 16) for i, x in enumerate(data_lib.SPLITS)
   }
   splits = {x: clips.reshape(len(clips), -1) for x, clips in splits.items()}
-  *near, clip = (x["test"] for x in linear.score(splits, (256, 16, 1), 256))
+  source = data_lib.Images((256, 16, 1), 256, dict)
+  *near, clip = (x["test"] for x in linear.score(splits, source))
   assert clip < min(near) - 0.5
 
 

@@ -108,7 +108,7 @@ def test_config_of_an_earlier_version_is_read_if_it_means_the_same(tmp_path):
 
 
 def another(name, value):
-  """Another value that a field may have, too."""
+  """A valid value of a field that differs from a given one."""
   rule = schema.FIELDS[name].metadata["rule"]
   known = re.findall(r"\w+", rule.text.removeprefix("one of "))
   if rule.accepts(known[-1]):

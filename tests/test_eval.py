@@ -106,7 +106,7 @@ def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
     files = about.parents[1] / "files.json"
     crc = {"about/metadata": store.files.crc32(about)}
     files.write_text(json.dumps(json.loads(files.read_text()) | crc))
-    best = 2 if bits == 3.5 else 4  # what is no number is no score
+    best = 2 if bits == 3.5 else 4  # NaN does not count as a score
     assert step == 4 or store.Checkpoints(folder).find("best") == best
   assert [x["step"] for x in scores(capfd, folder, "--step=best")] == [2]
   script = "sparse_transformer/sample.py"
@@ -123,7 +123,7 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   folder = shutil.copytree(workdir, tmp_path / "run", ignore=others)
   (own,) = scores(capfd, folder)
   saved = runs.files(folder / "evaluations")
-  # What changes no score is no override.
+  # Changes that leave scores the same are not overrides.
   same = "--config.attention.backend=dense", "--config.eval.batch_size=7"
   (again,) = scores(capfd, folder, *same)
   assert runs.files(folder / "evaluations").keys() == saved.keys()

@@ -116,7 +116,7 @@ def run_part(
         case {"entry": name, "found": found}:
           entries[name], running = found, None
         case {"ended": _} if time.monotonic() >= end:
-          break  # which is no failure
+          break  # out of time, which does not count as a failure
         case {"ended": reason} if not device:
           raise ValueError(
             f"JAX has no device that works ({reason}); install its packages,"

@@ -152,8 +152,7 @@ def _scores(name, than):
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
     shown = re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
-    cells = f"`{shown}`", HOLDS[choice]
-    cells += (f"{row['keys']:.1f}",)
+    cells = f"`{shown}`", HOLDS[choice], f"{row['keys']:.1f}"
     gap = interval(found, base) if found != base else ""
     rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
@@ -165,24 +164,16 @@ def video() -> Iterator[str]:
   yield _scores(name, VIDEO)
   titles = "", "test", "frame 1", "frames 2 to 16"
   rows = [(*titles, *OTHER_VIDEOS.values())]
-  for row in record.read(name)["rows"]:
-    scores = [
-      x
-      for x in record.read(name)["evaluations"]
-      if x["pattern"] == row["choice"]
+  for choice in rows_of(name, "choice"):
+    scores = record.read(name)["evaluations"]
+    scores = [x for x in scores if x["pattern"] == choice]
+    bits = lambda data, scores=scores: [
+      x["bits_per_dim"] for x in scores if x["data"] == data
     ]
-    own = [x for x in scores if not x["data"]]
-    frames = np.array([x["by_position"] for x in own])
-    cells = (
-      [x["bits_per_dim"] for x in own],
-      frames[:, 0],
-      frames[:, 1:].mean(1),
-    )
-    others = (
-      [x["bits_per_dim"] for x in scores if x["data"] == video]
-      for video in OTHER_VIDEOS
-    )
-    rows.append((HOLDS[row["choice"]], *map(interval, (*cells, *others))))
+    frames = np.array([x["by_position"] for x in scores if not x["data"]])
+    found = bits(""), frames[:, 0], frames[:, 1:].mean(1)
+    found += (*map(bits, OTHER_VIDEOS),)
+    rows.append((HOLDS[choice], *map(interval, found)))
   known = rows_of("baselines_video")
   rows += [(x, f"{known[x]['test']:.3f}", *[""] * 4) for x in VIDEO_MODELS]
   yield tables.markdown(rows)

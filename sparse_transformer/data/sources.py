@@ -68,6 +68,13 @@ class Images(_Apart):
   def length(self) -> int:
     return math.prod(self.shape)
 
+  @property
+  def frames(self) -> int:
+    """Frames of a gray clip, at least 4 squares from the top down; else 1."""
+    rows, columns, channels = self.shape
+    is_clip = channels == 1 and rows % columns == 0 and rows > 3 * columns
+    return rows // columns if is_clip else 1
+
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
     images = _of_split(self.load, split)

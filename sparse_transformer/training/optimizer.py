@@ -103,8 +103,8 @@ def _block_matrices(params):
 def due(config: schema.Config, step: int, share: float | None) -> np.int32:
   """Which step's learning rate the next update has; -1: its own count's.
 
-  With a limit of time, `share` of which has passed, the decay follows the
-  clock, and warm-up takes at most a tenth of the time.
+  `share` is the fraction of a time limit that has passed. The decay follows
+  it, and warm-up takes at most a tenth of the time.
   """
   if share is None:
     return np.int32(-1)

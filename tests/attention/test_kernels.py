@@ -215,6 +215,7 @@ def test_cases_that_cannot_run_are_named(executor, change, words, monkeypatch):
 
 @pytest.mark.soak
 @everywhere
+@pytest.mark.parametrize("part", range(3))  # a test may not map too much memory
 @hypothesis.settings(deadline=None, max_examples=20)
 @hypothesis.given(
   st.lists(st.sampled_from(catalogue.ALL), min_size=1, max_size=4),
@@ -222,7 +223,7 @@ def test_cases_that_cannot_run_are_named(executor, change, words, monkeypatch):
   st.sampled_from([(16, 16), (16, 64), (64, 32)]),
   st.sampled_from([32, 64]),
 )
-def test_any_mix_of_heads(backend, heads, n, widths, tile):
+def test_any_mix_of_heads(backend, part, heads, n, widths, tile):
   # In float32, Triton's kernels run tiles of 32 only.
   agrees(backend, heads, n, *widths, 32 if backend == GPU else tile)
 

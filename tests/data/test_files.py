@@ -116,7 +116,7 @@ def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
   "name, suffix", [("tokens", "bin"), ("tokens", "npy"), ("images", "npy")]
 )
 def test_file_that_becomes_shorter_is_an_error(tmp_path, name, suffix):
-  """Reading what is no longer there would end the process, without a line."""
+  """Reading past the end of a mapped file kills the process silently."""
   path, array = tmp_path / f"x.{suffix}", np.ones((20, 64, 64), np.uint8)
   array = array if name == "images" else array.ravel()
   array.tofile(path) if suffix == "bin" else np.save(path, array)

@@ -28,7 +28,7 @@ def advance(experiment, state, steps):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, shared_experiments):
-  """The workdir of a run of 4 steps, of which steps 2 and 4 are saved."""
+  """The workdir of a run of 4 steps, with checkpoints at steps 2 and 4."""
   workdir = tmp_path_factory.mktemp("trained") / "run"
   loop.train(runs.tiny(**{"eval.every": 2}), workdir)
   return workdir

@@ -81,6 +81,7 @@ def save(
   if isinstance(source, data.Stream):
     paths = source.codec.save(stem, tokens)
   else:
+    assert isinstance(source, data.Images)  # `decoder` rejects labelled data
     paths = [stem.with_suffix(".png")]
     save_images(paths[0], tokens, real_examples(source, len(tokens)), source)
   atomic.write_json(stem.with_suffix(".json"), about)
@@ -88,16 +89,14 @@ def save(
 
 
 def save_images(
-  path: pathlib.Path, tokens: np.ndarray, real: np.ndarray, source: data.Source
+  path: pathlib.Path, tokens: np.ndarray, real: np.ndarray, source: data.Images
 ) -> None:
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
-  Both are uint8 [images, positions]. The frames of a clip, one below the other,
-  are put side by side, as are the squares of any image as high.
+  Both are uint8 [images, positions]. The frames of a clip are put side by side.
   """
-  rows, columns, channels = source.shape
-  frames = rows // columns if rows % columns == 0 and rows > 3 * columns else 1
-  rows, columns = rows // frames, columns * frames
+  (height, columns, channels), frames = source.shape, source.frames
+  rows, columns = height // frames, columns * frames
   side = math.ceil(math.sqrt(len(tokens) * rows / columns))
   scale = max(1, SHEET // (side * columns))
   size = scale * columns, scale * rows

@@ -4,7 +4,7 @@ python train.py --config=configs/digits.py --workdir=runs/digits
 
 Any field of the config can be overridden: --config.attention.pattern=fixed.
 Restarted with the same workdir, it resumes from the last checkpoint; with
---allow_changes, also for more steps, or with another pattern or optimizer.
+--allow_changes, also for more steps, or with other patterns or learning rates.
 SIGTERM, SIGINT and SIGHUP make it save a checkpoint and exit with status 130;
 a second SIGTERM or SIGINT ends it. --profile=FIRST:LAST traces steps into the
 folder `profile` of the workdir. With --limit=processor_seconds:600 or

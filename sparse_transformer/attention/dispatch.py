@@ -111,9 +111,10 @@ def attend(
   length = case.length * shard_map.num_devices(queries.q, split.within)
   tile = arguments.check_tile(tile, length)
   heads = arguments.patterns_of_heads(patterns, case.num_heads, length)
+  scores = arguments.check_scores(scale, softcap)
   others = contract.others_of(
     segments=segments_BL is not None,
-    a_soft_cap=softcap,
+    a_soft_cap=scores.softcap,
     sinks=sinks_H is not None,
     a_log_sum_exp=return_lse,
     split_positions=split.over_positions,
@@ -122,7 +123,6 @@ def attend(
   case = dataclasses.replace(case, length=length, tile=tile)
   case = dataclasses.replace(case, patterns=heads, others=others)
   binding.check_directions(heads, directions or {}, case.qk_width)
-  scores = arguments.check_scores(scale, softcap)
   chosen = registry.choose(backend, case)
   call = Call(heads, scores, tile, chosen, split, others)
   if first is not None:

@@ -211,7 +211,7 @@ def test_an_attention_function_of_flax_says_what_it_cannot_do():
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
     (dict(softcap=-1.0), ["softcap=-1.0", "not negative"]),
     (dict(scale="big"), ["scale='big'", "before tracing"]),
-    (dict(scale=jnp.ones(1)), ["scale=", "multiply q"]),
+    (dict(scale=jnp.ones(1), softcap=jnp.ones(2)), ["scale=", "multiply q"]),
     (dict(patterns=(Causal(),) * 3), ["3 patterns for 4 heads"]),
     (dict(patterns=(Causal(), None, 1, 2)), ["None is not a pattern"]),
     (dict(patterns="strided"), ["'strided'", "did you mean Strided"]),

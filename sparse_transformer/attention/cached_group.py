@@ -143,7 +143,7 @@ class Group:
     dtype = np.promote_types(q_BHK.dtype, np.float32)
     weights = self._weights(layer, t, self._own(directions), dtype)
     k, v = self.k[layer], self.v[layer]
-    num_keys = self.plan.width
+    num_keys = max(1, self.plan.width)  # a maximum needs one
     if weights.shape[:2] == (1, 1) and 2 * num_keys <= self.plan.size:
       weights, slots = lax.top_k(weights, num_keys)
       few = (x[layer, :, :, slots[0, 0]] for x in (self.k, self.v))

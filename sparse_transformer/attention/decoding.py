@@ -77,7 +77,7 @@ def init_cache(
   """
   num_key_heads = num_heads if num_key_heads is None else num_key_heads
   value_width = qk_width if value_width is None else value_width
-  if num_heads % num_key_heads:
+  if num_key_heads < 1 or num_heads % num_key_heads:
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
     )

@@ -179,6 +179,7 @@ def make(patterns="Local(3)", **options):
   [
     (lambda: make(Local(3, causal=False)), "see later keys"),
     (lambda: make(num_heads=4, num_key_heads=3), "must divide num_heads=4"),
+    (lambda: make(num_key_heads=0), "num_key_heads=0 must divide"),
     (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),
     (lambda: step(make(), t=jnp.arange(2)), r"t=\[0 1\] .*use jax.vmap"),
     (lambda: step(make(), t=1.0), "t=1.0 must be an integer"),

@@ -311,8 +311,8 @@ def plan_device(
 def _tile_of(executor, part, case, own):
   """A tile that divides a device's `own` positions, unless it is too small."""
   tile = executor.tile_size(part, case)
-  divisor = math.gcd(tile, own)
-  return divisor if divisor >= min(tile, 32) else tile
+  divisor, least = math.gcd(tile, own), getattr(executor, "SMALLEST", 32)
+  return divisor if divisor >= min(tile, least) else tile
 
 
 def _plan_heads(executor, part, case, axes):

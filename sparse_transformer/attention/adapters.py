@@ -1,6 +1,5 @@
 """`attend` as the attention function of Flax's modules."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -82,7 +81,9 @@ def as_attention_fn(
     n = k.shape[1]
     heads = arguments.patterns_of_heads(given, num_heads, n)
     if is_causal:
-      heads = tuple(map(functools.partial(_causal, n=n), heads))
+      heads = tuple(
+        x if analysis.is_causal(x, n) else x & Causal() for x in heads
+      )
     options = settings
     is_of_cache = num_queries == 1 and jnp.shape(mask)[-3:] == (1, 1, n)
     if mask is not None and is_of_cache and "segments_BL" not in settings:
@@ -97,12 +98,6 @@ def as_attention_fn(
     return out.reshape(*batch, *out.shape[1:])
 
   return attention_fn
-
-
-def _causal(pattern, n):
-  """A pattern without the pairs whose key comes later."""
-  is_causal = analysis.is_causal(pattern.support(), n)
-  return pattern if is_causal else pattern & Causal()
 
 
 def _of_cache(mask_BM):

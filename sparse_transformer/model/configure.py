@@ -120,8 +120,9 @@ def configure(config: schema.Config, source: Any) -> Config:
   backend = settings.pop("backend")
   del settings["pattern"], settings["schedule"], settings["check"]
   *_, name = schedule(config).values()
+  factors = patterns_lib.FACTORIZATIONS.get(name, "")
   for field in ("stride", "window"):
-    if settings[field] > length and name in patterns_lib.FACTORIZATIONS:
+    if settings[field] > length and f"{{{field}}}" in factors:
       raise ValueError(
         f"attention.{field}={settings[field]} must lie between 1 and the"
         f" {length} positions of a sequence"
@@ -129,8 +130,7 @@ def configure(config: schema.Config, source: Any) -> Config:
   model = config.model
   sizes: Any = dict(num_layers=model.num_layers, num_heads=model.num_heads)
   patterns = patterns_lib.assign(name, length=length, **sizes, **settings)
-  is_named = name in (*patterns_lib.FACTORIZATIONS, *patterns_lib.PUBLISHED)
-  if model.task == "classify" and is_named:
+  if model.task == "classify" and (factors or name in patterns_lib.PUBLISHED):
     convert = patterns_lib.bidirectional
     patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
   network = Config(

@@ -22,9 +22,9 @@ def clear_caches() -> None:
   They are made again when they are needed. Programs that JAX has compiled have
   copies of them: see `jax.clear_caches`.
   """
-  rooms = "sparse_transformer.attention", "sparse_transformer.patterns"
+  packages = "sparse_transformer.attention", "sparse_transformer.patterns"
   for name, module in list(sys.modules.items()):
-    if name.startswith(rooms):
+    if name.startswith(packages):
       for x in vars(module).values():
         if hasattr(x, "cache_clear"):
           x.cache_clear()

@@ -62,10 +62,10 @@ def run_plans(
   `binding.prepare` finds spans_H and given[0]; given[1] is the position of the
   first query of a slice, or None for all queries.
   """
-  return _attend(call, queries, keys, spans_H, given)[0]
+  return _forward(call, queries, keys, spans_H, given)[0]
 
 
-def _attend(call, queries, keys, spans_H, given):
+def _forward(call, queries, keys, spans_H, given):
   arrays = queries, keys, spans_H
   out_BLHE, lse_BLH = _on_platform(forward, call, given, *arrays)
   results = contract.name_saved(out_BLHE.astype(keys.v.dtype), lse_BLH)
@@ -84,7 +84,7 @@ def _backward(call, saved, cotangents):
   return contract.Queries(dq), contract.Keys(dk, dv), dspans_H, None
 
 
-run_plans.defvjp(_attend, _backward)
+run_plans.defvjp(_forward, _backward)
 
 
 def _on_platform(

@@ -191,7 +191,7 @@ class Chosen(_Bound):
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     blocks = _look_up(self.blocks, q)
-    return (blocks == _with_lanes(k // self.size)[..., None]).any(-1)
+    return (blocks == _with_heads(k // self.size)[..., None]).any(-1)
 
   def within_tiles(self) -> Pattern:
     return Full()  # a tile has one block, and the queries that chose it
@@ -199,7 +199,7 @@ class Chosen(_Bound):
 
 def _look_up(x_BHL, positions):
   """The rows of x at positions, an arbitrary row for negative ones."""
-  at = _with_lanes(positions)
+  at = _with_heads(positions)
   index = at.clip(0).reshape(*at.shape[:2], -1, *(1,) * (x_BHL.ndim - 3))
   found = jnp.take_along_axis(x_BHL, index, axis=2)
   found = found.reshape(*found.shape[:2], *at.shape[2:], *x_BHL.shape[3:])
@@ -207,7 +207,7 @@ def _look_up(x_BHL, positions):
   return jax.lax.optimization_barrier(found)
 
 
-def _with_lanes(positions):
+def _with_heads(positions):
   """Positions with axes of batch and heads."""
   at = jnp.asarray(positions)
   return at.reshape((1,) * (4 - at.ndim) + at.shape)

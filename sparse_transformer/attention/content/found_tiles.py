@@ -69,7 +69,7 @@ def _lay_out_near(pairs, tile):
   keys = _pad_tiles(pairs.order, behind, -n % tile, -1)
   at = jnp.arange(n, dtype=jnp.int32)
   invert = lambda order: jnp.zeros_like(at).at[order].set(at)
-  places = _of_lanes(invert, pairs.order)
+  places = _of_heads(invert, pairs.order)
   queries = keys[..., behind:].reshape(b, h, -1, tile)
   return TileTables(queries, keys, None, places[..., None], span)
 
@@ -176,8 +176,8 @@ class _Steps(online_softmax.Steps):
       lses = _at_places(lse_VT, places_LR, -jnp.inf)
       return online_softmax.merge(*zip(outs, lses, strict=True))
 
-    of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-    return of_lanes(out_BHVTE, lse_BHVT, self.tables.places)
+    of_heads = jax.vmap(jax.vmap(of_head, out_axes=1))
+    return of_heads(out_BHVTE, lse_BHVT, self.tables.places)
 
   def queries(self, i, *arrays):
     return _rows(self._now(self.rows, i), *arrays)
@@ -238,7 +238,7 @@ class _Blocks(_Steps):
 
   def take(self, i, x_BHM):
     at = self._now(self.blocks, i)
-    return _of_lanes(lambda x_M, at: x_M.at[at].get(mode="clip"), x_BHM, at)
+    return _of_heads(lambda x_M, at: x_M.at[at].get(mode="clip"), x_BHM, at)
 
   def add(self, i, j, x_BHM, new_BHAS):
     # A CPU adds values for the same place one after another.
@@ -246,10 +246,10 @@ class _Blocks(_Steps):
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
 
-    def of_lane(x_M, at, new):
+    def of_head(x_M, at, new):
       return x_M.at[at].add(new, mode="drop", unique_indices=is_unique)
 
-    return _of_lanes(of_lane, x_BHM, at, new_BHAS)
+    return _of_heads(of_head, x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
     """Each block once, with the sum over all its tiles in a step."""
@@ -277,7 +277,7 @@ def _pad_tiles(x_BHV, before, after=0, fill=0):
   return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
-def _of_lanes(function, *arrays):
+def _of_heads(function, *arrays):
   """function(*arrays) for each sequence and head, their first two axes."""
   return jax.vmap(jax.vmap(function))(*arrays)
 
@@ -299,8 +299,8 @@ def _sum(places_BHLR, *arrays):
   def of_head(x_VTK, places_LR):
     return functools.reduce(jnp.add, _at_places(x_VTK, places_LR, 0))
 
-  of_lanes = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return tuple(of_lanes(x, places_BHLR) for x in arrays)
+  of_heads = jax.vmap(jax.vmap(of_head, out_axes=1))
+  return tuple(of_heads(x, places_BHLR) for x in arrays)
 
 
 def _at_places(x_VT, places_LR, fill):

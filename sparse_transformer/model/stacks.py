@@ -16,7 +16,7 @@ from sparse_transformer.model.experts import block_kinds
 # What blocks measure: {name: [blocks that have it, ...]}. Scalars of a block
 # are auxiliary losses; longer values are for the log.
 Measured = dict[str, jax.Array]
-# Of the auxiliary losses, means over the blocks that have them.
+# Of auxiliary losses, each the mean over the blocks that have it.
 LOSS_WEIGHTS = experts.LOSSES | options.LOSSES
 
 

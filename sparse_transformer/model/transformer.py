@@ -216,7 +216,7 @@ def bind(config: Config, params: dict) -> Transformer:
 
 
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
-  """The network as predict(params, tokens_BL, rng=None) -> (logits, measured).
+  """The network as predict(params, rows_BM, rng=None) -> (logits, measured).
 
   A classifier takes rows of `data.Sequences`, without reading their labels;
   rows of `data.Orders.arrange` have the labels of their order.

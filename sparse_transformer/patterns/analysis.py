@@ -49,7 +49,7 @@ def _find_pairs(part, n):
 
 
 def _reduce(ufunc, pattern, values, empty=0, by_key=False):
-  """Reduces the values [n, words] of each query's keys, or by key, queries."""
+  """Reduces values [n, words] over each query's keys, or each key's queries."""
   (n, words), result = values.shape, np.full_like(values, empty)
   flip = slice(None, None, -1 if by_key else 1)
 

@@ -315,8 +315,8 @@ def register(cls: _Class) -> _Class:
   """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
 
   Expressions (`parse`) can then name it, and tests, benchmarks and tables of
-  the docs include it. It needs a docstring and `examples`. A class defined
-  again, as in a notebook, replaces itself; others need other names.
+  the docs include it. It needs a docstring and, if static, `examples`. A class
+  defined again, as in a notebook, replaces itself; others need other names.
   """
   known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
   names = {(c.__module__, c.__qualname__) for c in (known, cls)}
@@ -331,7 +331,7 @@ def register(cls: _Class) -> _Class:
 
 
 def examples() -> dict[str, Examples]:
-  """The examples of all registered classes, by name."""
+  """The examples of all registered static classes, by name."""
   return {name: cls.examples() for name, cls in CATALOGUE.items()}
 
 

@@ -300,9 +300,9 @@ class Global(Checked):
 class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
-  A drawn block is at least number `first`, and `last` blocks before the
-  queries' own. Bidirectional: two blocks attend to each other if the later one
-  drew the earlier one.
+  They are drawn from block number `first` up to `last` blocks before the
+  queries' own. Bidirectional: two blocks attend to each other if the later drew
+  the earlier.
   """
 
   size: int

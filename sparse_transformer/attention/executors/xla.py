@@ -31,7 +31,7 @@ MAX_SPAN, MAX_TILES = 8, 32
 # tile of keys outside a loop: fitted to steps of 64 x 64 to 256 x 512 on 2
 # cores, with jax 0.10.2 and 0.12.0.
 STEP_COST, TILE_COST = 10_000, 1_300
-MAX_WASTE = 1 / 8  # of the steps of groups, whose tiles have as many
+MAX_WASTE = 1 / 8  # of the steps: all tiles of a group have equally many
 
 
 @jax.tree_util.register_dataclass

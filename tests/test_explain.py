@@ -44,6 +44,9 @@ def test_digits():
   assert ["all", f"{pairs:,}"] in [x.split()[:2] for x in result["text"]]
   assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
   assert result["cache"] == 4 * 3 * (8 + 57) * 64 * 4
+  config = digits.get_config()
+  config.model.key_heads = 2
+  assert report(config)["cache"] == result["cache"] / 2
   assert result["memory"]["parameters"] == 4 * parameters
 
 

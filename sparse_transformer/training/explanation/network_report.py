@@ -14,6 +14,7 @@ from sparse_transformer import model as model_lib, schema, tables
 from sparse_transformer.attention import cached_group, platforms, registry
 from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.contract import Case, Unsupported
+from sparse_transformer.attention.heads import key_heads
 from sparse_transformer.figures.masks import first_few
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.training.distributed import mesh
@@ -158,7 +159,9 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 def _cache_bytes(model, rows):
   if model.classifies or any(row.cache is None for row in rows):
     return None
-  keys = sum(row.cache * row.lanes for row in rows)
+  group = model.num_heads // model.num_key_heads
+  held_by = lambda row: key_heads(tuple(row.heads), group)
+  keys = sum(x.cache * len(x.layers) * len(held_by(x)) for x in rows)
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 

@@ -34,7 +34,7 @@ class CachePlan:
   # int [n], the last query that may attend to each key, -1 for none.
   last: np.ndarray
   size: int  # number of slots
-  width: int  # the largest number of keys of a query
+  most_keys: int  # of a query
 
   def held(self, stop: int) -> np.ndarray:
     """The key in each slot before step `stop`, -1 for none, [size + 1]."""
@@ -143,7 +143,7 @@ class Group:
     dtype = np.promote_types(q_BHK.dtype, np.float32)
     weights = self._weights(layer, t, self._own(directions), dtype)
     k, v = self.k[layer], self.v[layer]
-    num_keys = max(1, self.plan.width)  # a maximum needs one
+    num_keys = max(1, self.plan.most_keys)  # a maximum needs one
     if weights.shape[:2] == (1, 1) and 2 * num_keys <= self.plan.size:
       weights, slots = lax.top_k(weights, num_keys)
       few = (x[layer, :, :, slots[0, 0]] for x in (self.k, self.v))
@@ -185,7 +185,7 @@ class Group:
 
 
 def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
-  """How many labels a position has, by `labelled`; width is K."""
+  """The number of labels of a position, for each of `labelled`; width is K."""
 
   def of(content):
     shapes = (1, 1, 1, width), (1, n, 1, width)

@@ -171,7 +171,7 @@ def _check(pattern, length, is_causal):
 
 
 def schedule(config: schema.Config) -> dict[int, str]:
-  """The patterns of an experiment, each by the step from which it is used."""
+  """The patterns of an experiment, by the steps from which they are used."""
   attention, found = config.attention, {0: config.attention.pattern}
   phases = re.split(r"\bthen\b", attention.schedule)
   for phase in phases if attention.schedule else ():

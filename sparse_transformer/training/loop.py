@@ -196,10 +196,10 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
   with watch.paused():
     run.checkpoints.save(state, bits)  # unless it is saved
     run.checkpoints.finish()
-  if run.stops.reason:
-    writer.note(int(state.step), "stopped", **watch.times())
-  else:
-    writer.note(int(state.step), "end", peak_bytes=machine.peak_memory())
+  # This process may have resumed after the last step, and trained nothing.
+  peaks = machine.peak_memory(), *(x.get("peak_bytes", 0) for x in lines)
+  split = "stopped" if run.stops.reason else "end"
+  writer.note(int(state.step), split, peak_bytes=max(peaks), **watch.times())
   return state
 
 

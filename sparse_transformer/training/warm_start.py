@@ -45,8 +45,6 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
       lambda: released.load(text, experiment.config.data.orders)
     )
     config, there = experiment.config, {}
-    if config.data.name != released.SOURCE:
-      about.pop("bits", None)  # of other images
   else:
     run, step = _open(text)
     found = run.weights(step, experiment.mesh)
@@ -61,6 +59,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     if value and here and value not in (here, [*here]):
       changed.append(f"{name} of data={here} here, but {value} there")
   params, misfits = _fit(state.params, found, changed, experiment.config.train)
+  if experiment.config.data.name != released.SOURCE or any(misfits.values()):
+    about.pop("bits", None)  # of other images, or of another network
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
   return state, about | misfits

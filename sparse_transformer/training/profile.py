@@ -30,7 +30,7 @@ class Profile(contextlib.ExitStack):
     watch: Stopwatch,
   ):
     super().__init__()
-    self._writer, self._watch = writer, watch
+    self._writer, self._watch, self._step = writer, watch, step
     self._folder = writer.workdir / "profile"
     self._steps = steps if processes.is_first() else ()
     if steps and steps[0] <= step:
@@ -41,6 +41,7 @@ class Profile(contextlib.ExitStack):
 
   def before(self, step: int, state: State) -> None:
     """Begins before the first of the steps, and ends after the last."""
+    self._step = step
     if not self._steps or step not in (self._steps[0], self._steps[-1] + 1):
       return
     jax.block_until_ready(state)
@@ -53,10 +54,11 @@ class Profile(contextlib.ExitStack):
 
   def _end(self):
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
+    last = min(self._step, self._steps[-1])  # a signal may end it before
     with metrics.attempt("the profile"):
       jax.profiler.stop_trace()
       self._writer.say(
-        f"profiled steps {self._steps[0]} to {self._steps[-1]} into"
-        f" {self._folder}\nto see it: perfetto_trace.json.gz below it at"
+        f"profiled steps {self._steps[0]} to {last} into {self._folder}\n"
+        "to see it: perfetto_trace.json.gz below it at"
         f" https://ui.perfetto.dev, or pip install xprof and {command}"
       )

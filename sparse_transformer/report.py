@@ -48,9 +48,11 @@ def main(argv: Sequence[str]) -> None:
   step = checkpoints.find(None)  # what it shows is of no other config
   checkpoints.check(step, experiment.config, None, config_lib.FREE)
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
+  changes = config_lib.read_changes(workdir)
+  about = checkpoints.describe(step)
   sections = {
-    "Run": _summary(experiment, step, checkpoints.describe(step), lines),
-    "Changes": _changes(workdir),
+    "Run": _summary(experiment, step, about, lines, changes),
+    "Changes": _changes(changes),
     "Evaluation": _evaluations(workdir),
     "Curves": _curves(experiment, lines),
     "Patterns": _wide(_picture(workdir / "patterns.png")),
@@ -74,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
   print(f"report in {path}")
 
 
-def _summary(experiment, step, about, lines):
+def _summary(experiment, step, about, lines, changes):
   from sparse_transformer import model as model_lib
   from sparse_transformer.training.explanation import costs
 
@@ -86,7 +88,7 @@ def _summary(experiment, step, about, lines):
   )
   rows = [
     *((x, about[x]) for x in made if about.get(x)),
-    ("trained", _trained(experiment, step, about, lines)),
+    ("trained", _trained(experiment, step, about, lines, changes)),
     ("data", f"{config.data.name}, {source.length:,} positions"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
@@ -103,10 +105,13 @@ def _summary(experiment, step, about, lines):
   return _table((), rows)
 
 
-def _trained(experiment, step, about, lines):
+def _trained(experiment, step, about, lines, changes):
   """'700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time 0:03:07'."""
   length, num = experiment.model.length, about.get("examples")
-  tokens = step * experiment.config.train.batch_size * length
+  sizes = [(n, *x.get("train.batch_size", (0, 0))) for n, x in changes]
+  sequences = step * experiment.config.train.batch_size
+  sequences += sum(n * (before - now) for n, before, now in sizes if n < step)
+  tokens = sequences * length
   text = f"{step:,} steps, {tokens:,} tokens"
   if num:  # of a stream, one starts at each symbol
     is_stream = isinstance(experiment.source, data.Stream)
@@ -123,11 +128,11 @@ def _accuracy(values):
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
-def _changes(workdir):
+def _changes(changes):
   rows = [
     (f"{step:,}", name, *map(repr, values))
-    for step, changes in config_lib.read_changes(workdir)
-    for name, values in changes.items()
+    for step, changed in changes
+    for name, values in changed.items()
   ]
   return rows and _table(("after step", "field", "before", "since"), rows)
 

@@ -24,7 +24,7 @@ import re
 import sys
 from collections.abc import Sequence
 
-from sparse_transformer import cli
+from sparse_transformer import cli, schema
 from sparse_transformer.cli import config_flags, flags
 from sparse_transformer.training import stopwatch
 
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     limit=args.limit and stopwatch.parse_limit(args.limit, "limit"),
     allow_changes=args.allow_changes,
     on_metrics=getattr(module, "on_metrics", None),
-    profile=_profiled(args.profile, args.config.train.steps),
+    profile=_profiled(args.profile, schema.typed(args.config).train.steps),
   )
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train

@@ -23,7 +23,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from sparse_transformer import cli, version
+from sparse_transformer import cli, schema, version
 from sparse_transformer.cli import config_flags, flags
 
 
@@ -79,7 +79,8 @@ def _plan(args):
   if tune_budget:
     tune_budget = plan_lib.parse_budget(tune_budget, "tune_budget")
   seeds = range(args.first_seed, args.first_seed + args.seeds)
-  about = file, preset, args.config, pathlib.Path(args.workdir), *varied
+  config, root = schema.typed(args.config), pathlib.Path(args.workdir)
+  about = file, preset, config, root, *varied
   more = *tuned, tune_budget, args.equal
   return plan_lib.Comparison(*about, budget, seeds, *more)
 

@@ -82,7 +82,7 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
 
 def overrides(preset: Any, config: Any) -> list[str]:
   """The flags that turn a `Config` or ConfigDict into another."""
-  before, after = schema.flatten(preset), schema.flatten(config)
+  before, after = (schema.flatten(schema.typed(x)) for x in (preset, config))
   return [f"--config.{x}={y}" for x, y in after.items() if y != before[x]]
 
 

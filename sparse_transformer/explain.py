@@ -26,7 +26,7 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from sparse_transformer import cli, version
+from sparse_transformer import cli, schema, version
 from sparse_transformer.cli import config_flags, flags
 
 
@@ -94,7 +94,7 @@ def _explain(args):
   experiment = Experiment(args.config)
   model = experiment.model
   announcements.warn(experiment)
-  report = network_report.describe(args.config, model)
+  report = network_report.describe(experiment.config, model)
   if args.compile:
     found = experiment.compile().memory_analysis()
     compiled = dict(
@@ -124,10 +124,9 @@ def _compile(args):
   from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
-  target = hardware.parse(args.target)
-  sizes = mesh.sizes(args.config, target.num_devices)
-  mesh.check_batch(args.config, sizes)
-  report = compilers.compile_for(target, args.config, args.part)
+  target, config = hardware.parse(args.target), schema.typed(args.config)
+  mesh.check_batch(config, mesh.sizes(config, target.num_devices))
+  report = compilers.compile_for(target, config, args.part)
   print(json.dumps(report) if args.json else compilers.render(report))
   if not all(x["compiles"] and x["fits"] for x in report["programs"]):
     raise ValueError(f"{target}: not every program compiles and fits")

@@ -26,7 +26,7 @@ class Comparison:
 
   file: str  # the config file
   preset: ConfigDict  # what it says
-  config: ConfigDict  # the same with the changes of the command line
+  config: schema.Config  # the same with the changes of the command line
   root: pathlib.Path  # the comparison's folder
   field: str  # the field that varies, "group.name"
   choices: Sequence[str]  # its values

@@ -8,9 +8,7 @@ import sys
 import tempfile
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from sparse_transformer import signals, tables
+from sparse_transformer import schema, signals, tables
 from sparse_transformer.targets.hardware import Target
 
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
@@ -46,7 +44,7 @@ def python(compiler: str) -> pathlib.Path:
 
 
 def compile_for(
-  target: Target, config: ConfigDict, part: str = "step", **options: Any
+  target: Target, config: schema.Config, part: str = "step", **options: Any
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from sparse_transformer import (
   atomic,
@@ -79,12 +78,13 @@ class _Run:
 
 
 def train(
-  config: ConfigDict, workdir: str | os.PathLike, **settings: Any
+  config: schema.Config, workdir: str | os.PathLike, **settings: Any
 ) -> State:
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
-  the workdir; settings: see `Options`. Returns the final state.
+  the workdir. The config may be a ConfigDict; settings: see `Options`. Returns
+  the final state.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more

@@ -164,6 +164,7 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
     if is_due and first > max(validated, default=0):  # it was interrupted
       with watch.paused():
         bits = _validate(run, state, watch)
+        run.checkpoints.save(state, bits)  # they are added to the saved step
     for step in range(first, first if is_last else config.train.steps):
       run.stops.check()
       phase = experiment.at(step)

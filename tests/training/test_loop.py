@@ -13,6 +13,7 @@ import runs
 
 from sparse_transformer import machine, signals, version
 from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
@@ -142,6 +143,29 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
   for step, expected in ((3, None), (4, bits[4])):
     path = tmp_path / "checkpoints" / str(step) / "about" / "metadata"
     assert json.loads(path.read_text())["validation"] == expected
+
+
+def test_checkpoint_gets_the_validation_that_a_signal_interrupted(
+  tmp_path, monkeypatch
+):
+  validate = loop._validate
+
+  def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return validate(*arguments)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop, "_validate", interrupted)
+    patch.setattr(machine, "peak_memory", lambda: 10**15)
+    with pytest.raises(signals.Stopped, match="SIGTERM at step 4"):
+      loop.train(runs.tiny(), tmp_path)
+  saved = store.Checkpoints(tmp_path)
+  assert saved.describe(4)["validation"] is None
+  loop.train(runs.tiny(), tmp_path)
+  *_, validation, end = metrics.read(tmp_path)
+  assert saved.describe(4)["validation"] == validation["bits_per_dim"]
+  assert saved.find("best") == 4
+  assert end["peak_bytes"] == 10**15  # of the process that trained
 
 
 def test_run_that_does_not_fit_is_refused(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ A checkpoint is the folder `checkpoints/<step>/` of a workdir:
   state/      the arrays of the training state
   about/      the config, versions, data digest and validation loss, as JSON
   files.json  {file name: CRC-32} of all files in the two
+  validation.json  the validation loss, if it came after the save
 
 Orbax's manager writes it under another name, renames it when it is complete,
 and then removes older ones. The list is ours, since Orbax restores flipped
@@ -38,6 +39,7 @@ from sparse_transformer.training.step import State
 STATE, ABOUT, FILES = "state", "about/metadata", "files.json"
 # How a file is lost: any other error may pass, and the file be intact.
 LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
+LATER = "validation.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
@@ -125,8 +127,10 @@ class Checkpoints:
 
   def describe(self, step: int) -> dict[str, Any]:
     """The `about` of a checkpoint; {} if it cannot be read."""
+    path = self._path(step)
     try:
-      return atomic.read_json(self._path(step) / ABOUT, dict)
+      later = (path / LATER).exists() and atomic.read_json(path / LATER, dict)
+      return atomic.read_json(path / ABOUT, dict) | (later or {})
     except (OSError, ValueError):
       return {}
 
@@ -195,8 +199,8 @@ class Checkpoints:
   def save(self, state: State, validation: float | None = None) -> None:
     """Saves a state in the background, unless its step is already saved.
 
-    `validation` is its bits per dim on that split, if known. The arrays may be
-    donated afterwards.
+    `validation` is its bits per dim on that split, if known; a saved step that
+    lacks it gets it. The arrays may be donated afterwards.
     Raises OSError if this save or the previous one failed.
     """
     self.finish()
@@ -208,6 +212,8 @@ class Checkpoints:
         about=ocp.args.JsonSave(about),
       )
       self._attempt(lambda: self._start(step, args, validation))
+    elif validation is not None:
+      processes.decide(lambda: self._add(step, validation))
 
   def finish(self) -> None:
     """Waits until the last save is complete; raises OSError if it failed."""
@@ -233,6 +239,10 @@ class Checkpoints:
       )
       self._manager = ocp.CheckpointManager(self._folder, options=options)
     self._manager.save(step, args=args, metrics=validation, force=True)
+
+  def _add(self, step: int, validation: float) -> None:
+    if self.describe(step).get("validation") is None:
+      atomic.write_json(self._path(step) / LATER, dict(validation=validation))
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""

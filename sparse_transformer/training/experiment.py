@@ -1,4 +1,4 @@
-"""The objects that a config describes: data source, network, optimizer."""
+"""The objects that a config describes: data source, network, update."""
 
 import dataclasses
 import functools
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from sparse_transformer import (
@@ -127,14 +126,11 @@ class Experiment:
       registry.resolve(self.model.backend, case)
     return scoring.make_losses(self.apply)
 
-  @functools.cached_property
-  def optimizer(self) -> optax.GradientTransformation:
-    return make_optimizer(self.config)
-
   def init(self) -> step_lib.State:
     """The state before the first step."""
     params = model_lib.init_params(self.model, self.config.train.seed)
-    return step_lib.init_state(params, self.optimizer, self.model.dtype)
+    optimizer = make_optimizer(self.config)
+    return step_lib.init_state(params, optimizer, self.model.dtype)
 
   @functools.cached_property
   def _shapes(self):

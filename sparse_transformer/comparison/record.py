@@ -215,7 +215,6 @@ def draw_curves(record: Record) -> "style.Figure":
   names = [*map(patterns.shorten, about["choices"])]
   width = 2 * WIDTH + LETTER * (5 + max(map(len, names)))
   figure, panels = style.subplots(1, 2, width, max(HEIGHT, 0.22 * len(names)))
-  figure.set_layout_engine("constrained")
   axes = time_of(about), "steps"
   scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
   for axis, panel in zip(axes, panels[0], strict=True):

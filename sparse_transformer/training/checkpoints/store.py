@@ -260,9 +260,7 @@ class Checkpoints:
     new, bits = checkpoints[-1], self._bits()
     if new.metrics is not None:
       bits[new.step] = new.metrics
-    steps = sorted(
-      {*self.steps(), new.step}
-    )  # the rest are not complete checkpoints
+    steps = sorted({*self.steps(), new.step})  # others are not complete
     best = min(bits, key=bits.__getitem__, default=None)
     kept = {*steps[-self._keep :], best}
     return [x.step in kept or x.step not in steps for x in checkpoints]

@@ -119,7 +119,7 @@ def train(
       if state is None:
         state, start = warm_start.first_state(experiment)
       step = int(state.step)
-      _check_step(config, workdir, step, changes)
+      processes.together(lambda: _check_step(config, workdir, step, changes))
       write = lambda: _write(experiment, workdir, step, free, options)
       silent = not processes.is_first()
       with metrics.Writer(workdir, step, silent, options.on_metrics) as writer:

@@ -61,7 +61,7 @@ def make_record(
 
 
 def time_of(about: Mapping[str, Any]) -> str:
-  """The time that matters to a comparison."""
+  """The clock of the table and the figure: wall-clock only if budgeted."""
   is_timed = about["budget"][0] == "seconds"
   return "seconds" if is_timed else "processor_seconds"
 

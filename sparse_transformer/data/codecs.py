@@ -45,7 +45,7 @@ class Codec:
     return [path]
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
-    """How many bytes tokens stand for; None if unknown, or not of tokens."""
+    """The bytes that tokens stand for; None if unknown, or no tokens."""
     return None
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from sparse_transformer.data.sources import ConfigDict, Images, register
 
-# Symbols of the splits, at least: 64 sequences of 4,096 are validated.
+# About how many symbols a split has: 64 sequences of 4,096 are validated.
 SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}
 
 

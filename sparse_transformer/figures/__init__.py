@@ -1,1 +1,1 @@
-"""Pictures of patterns, curves and samples, and HTML pages."""
+"""Pictures of patterns, and of bits by step and position."""

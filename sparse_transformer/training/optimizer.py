@@ -48,7 +48,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
 
-  The learning rate follows the step that it is told, or else its updates.
+  The learning rate is that of `step`; if None, of the number of its updates.
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
@@ -101,7 +101,7 @@ def _block_matrices(params):
 
 
 def due(config: schema.Config, step: int, share: float | None) -> np.int32:
-  """Which step's learning rate the next update has; -1: its own count's.
+  """The step whose learning rate the next update has; -1: `num_updates`.
 
   `share` is the fraction of a time limit that has passed. The decay follows
   it, and warm-up takes at most a tenth of the time.

@@ -125,7 +125,7 @@ def train_step(
 
   Args:
     state: the state before the step.
-    tokens_BL: integers, B divided by `train.accumulation`; or labelled rows.
+    tokens_BL: integers, or labelled rows; `train.accumulation` divides B.
     due: which step's learning rate to use, from `optimizer.due`.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.

@@ -1,4 +1,4 @@
-"""The lock of a workdir: one run at a time."""
+"""Workdirs: which folder can be one, and its lock, for one run at a time."""
 
 import contextlib
 import fcntl

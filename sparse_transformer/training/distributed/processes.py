@@ -114,7 +114,7 @@ def gather(value: Any) -> list[Any]:
 def place(
   read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
-  """An array [B, L] on devices; `read` gives each row of this process once."""
+  """An array [B, L] on devices; each process reads its own rows, once each."""
   row = functools.cache(read)  # several devices may have the same ones
 
   def part(index):

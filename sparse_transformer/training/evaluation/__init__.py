@@ -1,1 +1,1 @@
-"""Trained runs, and their bits per dim."""
+"""Bits per dim of networks, and samples that they draw."""

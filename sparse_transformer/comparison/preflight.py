@@ -61,7 +61,8 @@ def check_runs(plan: Comparison) -> list[dict]:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
-    keys[label] = trials.keys(experiment, config.train.steps)
+    # Those of the budget: runs of tuning, which come last, may be shorter.
+    keys.setdefault(label, trials.keys(experiment, config.train.steps))
     units[source.unit] = label
   if len(units) > 1:
     found = ", ".join(f"{unit} with {x}" for unit, x in units.items())

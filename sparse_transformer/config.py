@@ -129,13 +129,16 @@ def write_config(
   """Writes the config of a run to its workdir, after `check_config`.
 
   Changes to the previous config are appended to config_changes.jsonl, with the
-  step from which they apply, and printed on standard error.
+  step from which they apply, and printed on standard error. Those of later
+  steps, whose checkpoints are lost, apply from this step on.
   """
   changes = check_config(workdir, config, free)
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
-  if changes:
-    lines = [*read_changes(workdir), (step, changes)]
+  before = read_changes(workdir)
+  lines = [(min(at, step), earlier) for at, earlier in before]
+  lines += [(step, changes)] if changes else []
+  if lines != before:
     dump = lambda step, changes: json.dumps(dict(step=step, changes=changes))
     text = "".join(dump(*line) + "\n" for line in lines)
     atomic.write_text(path.parent / CHANGES, text)

@@ -170,8 +170,9 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 def _truncate(path: pathlib.Path, step: int) -> None:
   """Drops incomplete lines, and those that are noted again after a step."""
   kept = read(path.parent) if path.exists() else []
-  again = {"end"} if step else {"end", "start"}
+  again = set() if step else {"start"}
   kept = [x for x in kept if x["step"] <= step and x["split"] not in again]
+  kept = [x | {"split": "stopped"} if x["split"] == "end" else x for x in kept]
   atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
 
 

@@ -208,8 +208,8 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   config = runs.tiny(**{"eval.every": 1} | PATTERN | free)
   loop.train(config, workdir)
   config_lib.write_config(workdir, Experiment(config).config, step=1)
-  ((step, _),) = config_lib.read_changes(workdir)
-  assert step == 1  # where a run resumes without its later checkpoints
+  steps = {step for step, _ in config_lib.read_changes(workdir)}
+  assert steps == {1}  # where a run resumes without its later checkpoints
 
 
 def test_other_changes_need_another_run(trained):

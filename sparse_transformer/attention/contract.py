@@ -73,6 +73,8 @@ class Plan:
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
   scores: Scores = dataclasses.field(default=Scores(), metadata=STATIC)
+  # Whether nothing is added to its results, so that they may be rounded.
+  is_whole: bool = dataclasses.field(default=False, metadata=STATIC)
 
 
 Plans = Sequence[tuple[Plan, Heads]]  # each with its heads

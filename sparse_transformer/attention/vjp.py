@@ -107,13 +107,14 @@ def _on_platform(
 def _plan(call, choice, given, queries, keys, spans_H, *_):
   """All plans; the tables of content-based parts were found at run time."""
   (found, first), executor = given, choice.executor
+  axes = call.split.over_positions
   static = binding.static_parts(call.patterns)
   case = call.case(queries.q, keys.v)
   plans: contract.Plans = ()
   if first is not None:
     executor, num = xla.ON_CPUS, queries.q.shape[1]
     plans = xla.slice_plans(static, num, case.length, first)
-  elif axes := call.split.over_positions:
+  elif axes:
     length = case.length * lax.axis_size(axes)
     whole = dataclasses.replace(case, length=length)
     plans = sequence_parallel.plan_device(executor, static, whole, axes)
@@ -123,8 +124,11 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
     call.patterns, found, spans_H, case.length, call.tile
   )
   at_run_time = found_tiles.FoundTiles(choice.platform)
+  # Of some heads, or of devices, gradients of keys may be added.
+  is_whole = not axes and [heads for _, heads in (*plans, *later)] == [None]
+  known: Any = dict(scores=call.scores, is_whole=is_whole)
   return [
-    (executor, dataclasses.replace(plan, scores=call.scores), heads)
+    (executor, dataclasses.replace(plan, **known), heads)
     for executor, plans in ((executor, plans), (at_run_time, later))
     for plan, heads in plans
   ]

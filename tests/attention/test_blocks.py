@@ -95,7 +95,7 @@ def test_steps_name_each_pair_once(heads, group, n, most_steps, monkeypatch):
 def test_parts_with_the_same_order_of_queries_have_one_plan():
   assert len(plans_of((Local(40), Local(9) | Causal()), 128)) == 1
   ((plan, _),) = plans_of(FIXED, 128)
-  assert len(plan.keys.orders) == 3 and plan.tables.is_whole
+  assert len(plan.keys.orders) == 3
   ((plan, heads), (second, _)) = plans_of((Block(32), Strided(8)), 128)
   assert (
     heads == (0,)
@@ -103,7 +103,6 @@ def test_parts_with_the_same_order_of_queries_have_one_plan():
     and plan.keys.orders[0].is_natural
   )
   assert not second.queries.orders[0].is_natural
-  assert not plan.tables.is_whole
 
 
 @pytest.mark.parametrize("rows", [False, True])

@@ -170,7 +170,8 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
   types = (AxisType.Auto,) * 2
   mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=types)
   run = functools.partial(attend, patterns=patterns, backend=backend, spec=spec)
-  arrays = jax.eval_shape(lambda: laws.random_inputs(n, len(patterns))[:3])
+  inputs = n, len(patterns), 16, 16, 1, jnp.bfloat16
+  arrays = jax.eval_shape(lambda: laws.random_inputs(*inputs)[:3])
   with jax.sharding.use_abstract_mesh(mesh):
     return jax.eval_shape(run, *arrays)
 
@@ -194,6 +195,24 @@ def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
   request.addfinalizer(lambda: registry.unregister("alone"))
   with pytest.raises(ValueError, match=words):
     trace(patterns, **changes)
+
+
+@pytest.mark.parametrize("kernels", [Mosaic, Triton])
+@pytest.mark.parametrize(
+  "pattern, spec, dtype",
+  [
+    (Local(5), P(), "bfloat16"),
+    (Local(5) | LSH(8, 4), P(), "float32"),
+    (Causal() | Strided(8, causal=False), SPLIT, "float32"),
+  ],
+)
+def test_sums_are_not_rounded(pattern, spec, dtype, kernels, monkeypatch):
+  found, forward = [], kernels.forward
+  run = lambda *given: found.append(forward(*given)) or found[-1]
+  monkeypatch.setattr(kernels, "forward", run)
+  monkeypatch.setitem(registry.EXECUTORS, "triton", kernels(interpret=True))
+  trace((pattern,) * 8, spec, "triton")
+  assert {str(out.dtype) for out, _ in found} == {dtype}
 
 
 # On 8 devices.

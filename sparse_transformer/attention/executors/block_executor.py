@@ -117,7 +117,7 @@ class BlockExecutor(contract.Executor):
     return *dq, *self._run("backward_of_keys", plan, given, outs)
 
   def _run(self, name, plan, given, outs):
-    """The results of a kernel, rounded unless other plans add to them."""
+    """The results of a kernel, rounded unless others are added to them."""
     heads = [arrays[0].shape[2] for arrays in given]
     blocks = [
       jax.tree.map(
@@ -125,7 +125,7 @@ class BlockExecutor(contract.Executor):
       )
       for side, h in zip(given, heads, strict=True)
     ]
-    if not plan.tables.is_whole:
+    if not plan.is_whole:
       outs = [(width, np.promote_types(x, np.float32)) for width, x in outs]
     found = self.kernels().launch(name, plan, blocks, outs, self.interpret)
     own = heads[name == "backward_of_keys"]
@@ -198,7 +198,6 @@ def _plans(patterns, n, tile, group, most_steps):
     all_heads = range(len(patterns)) if heads is None else heads
     of_order = by_order.setdefault(layout.query_order.tobytes(), [])
     of_order.append((part, all_heads, layout))
-  is_whole = len(by_order) == 1
   found = []
   for parts in by_order.values():
     own = sorted(set().union(*(of_part for _, of_part, _ in parts)))
@@ -207,7 +206,6 @@ def _plans(patterns, n, tile, group, most_steps):
     of_each = group if of_keys is None else len(own) // len(of_keys)
     work, orders = _work(parts, own, of_each)
     (tables,) = block_tables.tables_of([work], of_each, most_steps)
-    tables = dataclasses.replace(tables, is_whole=is_whole)
     found.append((contract.Plan(None, tile, tables, *orders), chosen))
   return found
 

@@ -47,8 +47,6 @@ class BlockTables:
   # The steps of one grid; of several, if there are too many for one.
   by_query: tuple[Grid, ...]  # their items are blocks of queries
   by_key: tuple[Grid, ...]  # their items are blocks of keys
-  # Whether this is the only plan, so that no results are added to it.
-  is_whole: bool = dataclasses.field(default=False, metadata=STATIC)
 
 
 def to_blocks(

@@ -257,6 +257,8 @@ def _launch(name, plan, queries, keys, interpret, outs):
       name=name,
     )(tuple(map(jnp.asarray, (items, *tables))), queries, keys, earlier)
 
+  sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
+  outs = outs if plan.is_whole else sums
   num_slots, n, num_heads = lists.written.shape
   if num_slots == 1:
     return [x[0] for x in launch(lists.items, 1, outs)]
@@ -264,7 +266,6 @@ def _launch(name, plan, queries, keys, interpret, outs):
   # tile of each head. Shares of devices, padded with more, have one slot.
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
   count = -(-n // mine.shape[1]) * num_heads
-  sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   results = launch(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
   return [x[0] for x in launch(items[:count], 1, outs, (written, results))]

@@ -71,6 +71,7 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
       "^batched; .*; not triton: widths of heads .*",
     ),
     (dict(tile=48), "^batched; "),
+    (dict(others=("values of another dtype",)), "^batched; .*triton: it does"),
     (dict(others=("segments", "sinks")), "not have segments, sinks"),
     (dict(tile=32), "^triton; not cudnn: its tiles cannot be chosen"),
     (dict(dtype="float32"), "its dtypes are bfloat16, float16, got float32"),

@@ -31,6 +31,7 @@ EXECUTORS = {
 GPU, TPU, HOPPER = EXECUTORS
 SMALLEST = {GPU: 32, TPU: 32, HOPPER: 64}  # tiles
 SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
+OTHER_VALUES = dict(others=("values of another dtype",))
 needs_mosaic_gpu = pytest.mark.skipif(
   jax.__version_info__ < Hopper.MIN_JAX, reason="needs a later jax"
 )
@@ -180,6 +181,7 @@ def test_tables_are_arguments_in_several_launches(
     (Hopper, dict(tile=32), "must have 64 or 128 positions, got tile=32"),
     (Hopper, dict(value_width=128, tile=128), "64 positions, got tile=128"),
     (Hopper, dict(platform="tpu"), "it needs an NVIDIA GPU"),
+    (Hopper, OTHER_VALUES, "not have values of another dtype"),
     (Hopper, dict(dtype="float32"), "bfloat16 or float16, got float32"),
     (Hopper, dict(qk_width=32), r"must be 64 or 128, got \(32, 64\)"),
     (Hopper, dict(capability=8.0), "9.0, got 8.0"),
@@ -195,6 +197,7 @@ def test_tables_are_arguments_in_several_launches(
     (Triton, dict(qk_width=8), r"among \(16, 32, 64, 128\), got \(8, 64\)"),
     (Mosaic, dict(), None),
     (Mosaic, dict(dtype="float32", qk_width=12, value_width=256), None),
+    (Mosaic, OTHER_VALUES, "not have values of another dtype"),
     (Mosaic, dict(dtype="float16"), "bfloat16 or float32, got float16"),
     (Mosaic, dict(tile=48), "got tile=48; 0"),
     (Mosaic, dict(tile=1024, length=99), "got tile=1024; 0"),

@@ -68,7 +68,8 @@ def attend(
       `Strided` and `Block` do not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
       an integer that may be traced, at most n - L. Segments are of all n keys.
-      Not for content-based patterns.
+      Not for content-based patterns. Unless `backend` is "dense", plain XLA
+      runs these queries, in tiles of its own.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
     scale: factor of the scores, 1 / sqrt(K) by default.

@@ -246,7 +246,9 @@ class Difference(_Restriction):
   operator = "-"
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    return self.left.mask(q, k) & ~self.right.mask(q, k)
+    left, right = self.left.mask(q, k), self.right.mask(q, k)
+    # ~ makes an integer of a plain True or False.
+    return left & (not right if isinstance(right, bool) else ~right)
 
   def support(self) -> Pattern:
     if self.right.contents():

@@ -99,6 +99,8 @@ def factorize(
   known = FACTORIZATIONS | PUBLISHED
   text = known.get(name, name)
   if name in known:
+    if num_summaries < 1:
+      raise ValueError(f"{num_summaries=} must be at least 1")
     text = text.format(
       stride=stride,
       window=window,

@@ -114,6 +114,8 @@ def test_a_name_requires_only_the_settings_that_it_uses():
   for name in ("gpt3", "strided"):
     with pytest.raises(ValueError, match=r"Local\(0\): window must be at"):
       patterns.factorize(name)
+  with pytest.raises(ValueError, match="num_summaries=0 must be at least 1"):
+    patterns.factorize("fixed", stride=8, width=2, num_summaries=0)
 
 
 def test_nanochat_requires_the_length():

@@ -39,7 +39,7 @@ class Attention:
   cache: int | None  # keys that decoding keeps; None if not causal
 
   @property
-  def lanes(self) -> int:
+  def total_heads(self) -> int:
     return len(self.layers) * len(self.heads)
 
 
@@ -198,7 +198,7 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
-  n, all_pairs, all_computed, lanes = report.network["length"], 0, 0, 0
+  n, all_pairs, all_computed, total_heads = report.network["length"], 0, 0, 0
   of = report.network
   for row in report.attention:
     layers = first_few(row.layers, of["num_layers"])
@@ -210,10 +210,10 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
       *(", ".join(map(str, row.tile)), waste),
       "-" if row.cache is None else f"{row.cache:,}",
     )
-    all_pairs += row.pairs * row.lanes
-    all_computed += row.computed * row.lanes
-    lanes += row.lanes
-  pairs, mean, waste = _amounts(all_pairs, all_computed, n * lanes)
+    all_pairs += row.pairs * row.total_heads
+    all_computed += row.computed * row.total_heads
+    total_heads += row.total_heads
+  pairs, mean, waste = _amounts(all_pairs, all_computed, n * total_heads)
   yield ("all", "", "", pairs, mean, "", "", "", waste, "")
 
 

@@ -160,7 +160,7 @@ def _cache_bytes(model, rows):
   if model.classifies or any(row.cache is None for row in rows):
     return None
   group = model.num_heads // model.num_key_heads
-  held_by = lambda row: key_heads(tuple(row.heads), group)
+  held_by = lambda row: key_heads(tuple(row.heads), group) or ()
   keys = sum(x.cache * len(x.layers) * len(held_by(x)) for x in rows)
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 

@@ -50,19 +50,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 175,
-  "attention": 5_937,
+  "attention": 5_945,
   "benchmarks": 2_921,
   "commands": 2_151,
   "comparison": 786,
   "data": 1_805,
   "figures": 351,
-  "library": 19_735,
+  "library": 19_747,
   "model": 1_792,
-  "patterns": 2_539,
+  "patterns": 2_543,
   "targets": 551,
-  "tests": 17_432,
+  "tests": 17_457,
   "training": 3_823,
-  "words of docs": 19_840,
+  "words of docs": 19_854,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

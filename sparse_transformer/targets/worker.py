@@ -11,12 +11,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
 from sparse_transformer.attention.contract import others_of
+from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
 from sparse_transformer.training.distributed import mesh
@@ -90,12 +92,14 @@ def _attention(experiment, cases, key_heads=0, segments=False, **options):
   dtype = jnp.dtype(model.dtype)
   q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
   k, v = (array((*size, num, width), dtype) for width in widths)
-  segments_BL = array(size, jnp.int32) if segments else None
-  others = others_of(segments=segments, a_soft_cap=options.get("softcap"))
+  more = others_of(segments=segments, a_soft_cap=options.get("softcap"))
   options |= dict(backend=model.backend, tile=model.tile)
   for case in cases:
+    others = tuple(dict.fromkeys((*case.others, *more)))
     case = dataclasses.replace(case, num_key_heads=num, others=others)
-    options["patterns"] = case.patterns
+    segments_BL = array(size, jnp.int32) if "segments" in others else None
+    sinks_H = np.zeros(model.num_heads) if "sinks" in others else None
+    options |= dict(patterns=case.patterns, sinks_H=sinks_H)
     attend = functools.partial(attention.attend, **options)
     run = jax.jit(functools.partial(_with_gradients, attend))
     name = shorten(", ".join(dict.fromkeys(map(str, case.patterns))))
@@ -103,7 +107,8 @@ def _attention(experiment, cases, key_heads=0, segments=False, **options):
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
-  attend = functools.partial(attend, segments_BL=segments_BL)
+  spec = sharding.heads(*q_BLHK.shape[:2])
+  attend = functools.partial(attend, segments_BL=segments_BL, spec=spec)
   out, backward = jax.vjp(attend, q_BLHK, k_BLGK, v_BLGE)
   return out, backward(dout_BLHE)
 

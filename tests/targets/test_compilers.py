@@ -1,5 +1,6 @@
 """Tests of the processes that compile, with scripts in place of them."""
 
+import dataclasses
 import json
 import shlex
 import stat
@@ -8,7 +9,9 @@ import pytest
 import runs
 
 from configs import digits
-from sparse_transformer.targets import compilers, hardware
+from sparse_transformer.targets import compilers, hardware, worker
+from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 H100 = hardware.parse("h100")
 # Reads the request, which names the folder of the answer.
@@ -74,6 +77,18 @@ def test_error_crash_or_end_of_a_request(script, error, message, installed):
   installed(script)
   with pytest.raises(error, match=message):
     compilers.compile_for(H100, digits.get_config())
+
+
+def test_attention_is_that_of_the_training_step():
+  config = runs.tiny(**{"model.sinks": True})
+  experiment = Experiment(config)
+  (case, *_) = costs.attention_cases(config, experiment.model)
+  case = dataclasses.replace(case, others=("segments", *case.others))
+  assert case.others == ("segments", "sinks")
+  ((_, cases, run, inputs),) = worker._attention(experiment, [case])
+  assert cases == [case] and inputs[-1].dtype == "int32"
+  out, _ = run.eval_shape(*inputs)
+  assert out.shape == inputs[3].shape
 
 
 # Rendering.

@@ -132,7 +132,9 @@ def draw(
   # gradients of scores are not near zero by chance.
   counts = {x: analysis.keys_per_query(x, n) for x in {*heads}}
   counts_LH = np.stack([counts[x] for x in heads], 1)
-  arrays[3][-1] *= counts_LH[:, :, None]
+  # Where rows have many keys, float16 does not hold as much.
+  most = np.finfo(np.float16).max if dtype == "float16" else np.inf
+  arrays[3][-1] = (arrays[3][-1] * counts_LH[:, :, None]).clip(-most, most)
   dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(e))
   return *(x.astype(jnp.dtype(dtype)) for x in arrays), dlse
 

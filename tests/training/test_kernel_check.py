@@ -5,10 +5,12 @@ import signal
 
 import jax
 import kernel_faults
+import numpy as np
 import pytest
 import runs
 
-from sparse_transformer.attention import registry, verify
+from sparse_transformer.attention import registry, verification, verify
+from sparse_transformer.patterns import Causal
 from sparse_transformer.training import kernel_check
 from sparse_transformer.training.experiment import Experiment
 
@@ -80,6 +82,11 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
   assert check(**{"attention.backend": "none"}) == []
   assert check() == ["none"] and not registry.AVOIDED
   registry.unregister("none")
+
+
+def test_what_is_drawn_fits_in_16_bits():
+  drawn = verification.draw((Causal(),), 30_000, (1, 1, 1), "float16")
+  assert all(np.isfinite(x).all() for x in drawn)
 
 
 @pytest.mark.parametrize(

@@ -58,14 +58,19 @@ def config_of(preset: str) -> schema.Config:
   return config_lib.with_texts(config, dict(x.split("=") for x in fields))
 
 
+def changes_for(config: schema.Config, num_devices: int) -> dict[str, int]:
+  """The fields to change so that a batch is large enough for the mesh."""
+  fewest = mesh.num_shards(mesh.sizes(config, num_devices))
+  is_small = config.train.batch_size < fewest
+  return {"train.batch_size": fewest} if is_small else {}
+
+
 def compile_preset(preset: str, name: str) -> dict:
   """The report on a preset, with a batch that is large enough for the mesh."""
   target, config = hardware.parse(name), config_of(preset)
-  sizes, changes = mesh.sizes(config, target.num_devices), {}
-  if config.train.batch_size < (fewest := mesh.num_shards(sizes)):
-    changes["train.batch_size"] = fewest
-    config = config.replace(**changes)
-  mesh.check_batch(config, sizes)
+  changes = changes_for(config, target.num_devices)
+  config = config.replace(**changes)
+  mesh.check_batch(config, mesh.sizes(config, target.num_devices))
   report = compilers.compile_for(target, config)
   about = dict(preset=preset, target=name, commit=version.commit())
   return about | report | dict(changes=changes)

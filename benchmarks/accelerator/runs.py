@@ -43,6 +43,7 @@ def of_presets(settings: Settings) -> dict:
 def measure(preset: str) -> dict:
   """The time and memory of a step of a preset of `benchmarks.compiled`."""
   config = compiled.config_of(preset)
+  config = config.replace(**compiled.changes_for(config, jax.device_count()))
   experiment = Experiment(config)
   model, like = experiment.model, experiment.batch_like()
   rng = np.random.default_rng(0)

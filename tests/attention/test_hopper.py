@@ -6,8 +6,9 @@ import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
-from sparse_transformer.attention import registry
+from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import hopper_kernels
 from sparse_transformer.attention.executors.block_executor import Hopper
@@ -86,6 +87,17 @@ def test_races_are_found(register, name):
   inputs = laws.random_inputs(N, len(HEADS), 16, 16, batch=1)
   with pytest.raises(Exception, match="RACE|phase"):
     laws.run(*inputs, HEADS, "tried", 64)
+
+
+def test_gradients_are_traced_within_shard_map(register):
+  register(Hopper(interpret=True))
+  q = laws.random_inputs(64, 1)[0]
+  run = lambda q: attend(q, q, q, Local(5), backend="tried")
+  mesh = AbstractMesh((2,), ("x",), axis_types=(AxisType.Auto,))
+  with jax.sharding.use_abstract_mesh(mesh):
+    run = jax.shard_map(run, in_specs=P("x"), out_specs=P("x"))
+    grad = jax.grad(lambda q: run(q).sum())
+    assert jax.eval_shape(grad, q).shape == q.shape
 
 
 def test_older_versions_of_jax_are_rejected(monkeypatch):

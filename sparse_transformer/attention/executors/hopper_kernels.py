@@ -259,7 +259,7 @@ def launch(
 
   run.__name__ = name
   of_tables = steps.ranges, steps.others, steps.codes, tables.masks
-  return plgpu.kernel(
+  found = plgpu.kernel(
     run,
     out_type=shapes,
     scratch_types=dict(buffers=_buffers(mine, others, tables.masks, shapes)),
@@ -272,6 +272,9 @@ def launch(
     if interpret
     else None,
   )(_Tables(*map(jnp.asarray, of_tables)), (mine, others))
+  # Within `jax.shard_map`, Mosaic GPU does not say that results vary.
+  axes = tuple(jax.typeof(blocks[0].q).manual_axis_type.varying)
+  return [lax.pcast(x, axes, to="varying") for x in found]
 
 
 def _buffers(mine, others, masks, results):

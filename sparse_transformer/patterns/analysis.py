@@ -115,7 +115,7 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
   # The key is the last position of the shortest sequence that has a pair.
   lengths = range(1, n + 1)
   k = bisect.bisect_left(lengths, True, key=functools.partial(has_pairs, late))
-  return int(np.argmax(late.mask(np.arange(k), k))), k
+  return int(np.argmax(late.mask(np.arange(k), np.asarray(k)))), k
 
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:

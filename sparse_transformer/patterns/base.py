@@ -122,7 +122,9 @@ class Pattern:
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
     self.check(n)
-    return np.flatnonzero(np.broadcast_to(self.mask(i, np.arange(n)), n))
+    # An array: ~ makes an integer of a plain True or False.
+    mask = self.mask(np.asarray(i), np.arange(n))
+    return np.flatnonzero(np.broadcast_to(mask, n))
 
   def pairs(self, n: int) -> int:
     """The exact number of pairs among n positions, without n x n work."""

@@ -223,6 +223,8 @@ EVEN = Masked(lambda q, k: k % 2 == 0)  # its mask has no query axis
   [
     *((EVEN, 15), (Causal() & EVEN, 9), (Causal() - Causal(), 0)),
     (Masked(lambda q, k: True), 25),
+    (Masked(lambda q, k: (k == q) | ~(q % 2 == 0)), 13),
+    (Masked(lambda q, k: (k <= q) | ~(k < 3)), 22),
     (Causal() - Masked(lambda q, k: False), 15),
     (Causal() & Masked(lambda q, k: (k <= q) | True), 15),
   ],

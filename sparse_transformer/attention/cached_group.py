@@ -53,7 +53,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
   [0, 1, 0, 1, 0]
   """
   kept = kept_pairs(pattern)
-  if not analysis.is_causal(kept, n):
+  if not analysis.is_causal(pattern, n):
     raise ValueError(
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
       " step; use a causal pattern"

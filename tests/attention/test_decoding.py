@@ -178,6 +178,7 @@ def make(patterns="Local(3)", **options):
   "call, message",
   [
     (lambda: make(Local(3, causal=False)), "see later keys"),
+    (lambda: make("LSH(3, 4) | Full()"), "see later keys"),
     (lambda: make(num_heads=4, num_key_heads=3), "must divide num_heads=4"),
     (lambda: make(num_key_heads=0), "num_key_heads=0 must divide"),
     (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),

@@ -175,8 +175,8 @@ class Group:
       sets = tuple(content.sets(x[layer]) for content, x in contents)
       bound = pattern.bind(binding.unions(pattern, sets))
     k_at = self.positions
-    mask = bound.mask(t.reshape(1, 1, 1, 1), k_at.reshape(1, 1, 1, -1))
-    mask = mask[:, :, 0] & (k_at >= 0)[None, None]
+    keys = k_at.reshape(1, 1, 1, -1)
+    mask = (bound.mask(t.reshape(1, 1, 1, 1), keys) & (keys >= 0))[:, :, 0]
     heads = (pattern,) * len(self.heads)
     ramps_HS = spans_lib.weights(heads, directions, t, k_at, dtype)
     weights = jnp.ones((1, 1, 1), dtype) if ramps_HS is None else ramps_HS[None]

@@ -155,7 +155,7 @@ def backward(
       mask, m = pairs
       s, slope = _scores(q, tile.k, mask, scores)
       p = jnp.exp(s - mine.lse[..., None])
-      dp = _dot("abhte,abhse->abhts", dout, tile.v)
+      dp = _dot("abhte,abhse->abhts", dout, tile.v).astype(p.dtype)
       dp = p * (dp - mine.delta[..., None])
       dspans: Any = ()
       if m is not None:  # p may be above 1 where m is below
@@ -165,6 +165,7 @@ def backward(
       p = p.astype(q.dtype)
       new_dv = _dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
       new_dk = _dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
+      new_dv = new_dv.astype(dp.dtype)  # that of values, until here
       return _dot("abhts,abhsk->abhtk", ds, tile.k), new_dk, new_dv, dspans
 
     def step(j, carry):
@@ -231,7 +232,7 @@ def _softmax_of_tile(q, keys, pairs, scores):
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
   out = _dot("abhts,abhse->abhte", p.astype(keys.v.dtype), keys.v)
-  return out, max_, p.sum(-1, keepdims=True)
+  return out.astype(p.dtype), max_, p.sum(-1, keepdims=True)
 
 
 def softmax(q: Array, keys: Keys, pairs: Pairs, scores: Scores) -> Softmax:

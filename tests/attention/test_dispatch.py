@@ -48,6 +48,18 @@ def test_values_may_have_another_dtype(dtype, backend):
 
 
 @pytest.mark.parametrize(
+  "dtype, other", [("float32", "float64"), ("float64", "float32")]
+)
+def test_values_may_be_wider_or_narrower_than_scores(dtype, other):
+  heads, options = (Local(40),), laws.Options(packed=True)
+  with jax.enable_x64(True):
+    q, k, v, dout, dlse = laws.random_inputs(40, 1, dtype=dtype)
+    inputs = q, k, v.astype(other), dout.astype(other), dlse
+    found = laws.run(*inputs, heads, "streamed", 4, options=options)
+  laws.assert_close(found, laws.reference(*inputs, heads, options))
+
+
+@pytest.mark.parametrize(
   "n, backend, message",
   [(2**31 + 1, "auto", "n=2147483649 .* 32 bits"), (2**17, "dense", "16 GiB")],
 )

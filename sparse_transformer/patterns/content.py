@@ -247,10 +247,11 @@ class _Grouped(Content):
 
     # A few positions at a time: there are far more products than choices.
     b, _, h, _ = known.q_BLHK.shape
+    num = (b if isinstance(b, int) else 1) * h * directions_HDK.shape[1]
     found = jax.lax.map(
       lambda q_BHK: self.choose(of_position(q_BHK)),
       known.q_BLHK.swapaxes(0, 1),
-      batch_size=max(1, PRODUCTS // (b * h * directions_HDK.shape[1])),
+      batch_size=max(1, PRODUCTS // num),
     )
     return jnp.moveaxis(found, 0, 2)
 
@@ -471,8 +472,8 @@ def _sort(labels_BHL, window, segments_BL):
     changes = [jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0 for x in found]
     label = jnp.cumsum(changes[0] | changes[1], axis=-1, dtype=jnp.int32)
   before = jnp.concatenate([label[..., :1] - 1, label[..., :-1]], -1)
-  places = jnp.zeros_like(order)
-  places = jnp.put_along_axis(places, order, i, axis=-1, inplace=False)
+  invert = lambda order, i: jnp.zeros_like(order).at[order].set(i)
+  places = jax.vmap(jax.vmap(invert))(order, i)
   is_first = jnp.take_along_axis(label != before, places, -1)
   if segments_BL is not None:
     labels_BHL = jnp.take_along_axis(label, places, -1)

@@ -51,6 +51,7 @@ def test_values_are_separated_outside_of_brackets():
     "model.width=16, 32": ["16", "32"],
     "attention.cycle=(0,),(1,0)": ["(0,)", "(1,0)"],
     "attention.pattern=BigBird(8, 3),local": ["BigBird(8, 3)", "local"],
+    "attention.pattern=(A(4), A(8, 1)), A(9)": ["(A(4), A(8, 1))", "A(9)"],
     "attention.pattern=Local(4), A(4);dense": ["Local(4), A(4)", "dense"],
   }.items():
     field = text.partition("=")[0]

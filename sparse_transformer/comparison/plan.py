@@ -16,6 +16,8 @@ from sparse_transformer.training import stopwatch
 
 MAX_VALUES = 999  # of a flag, each with many runs
 MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+# A comma outside of brackets: those that close after it also open after it.
+OUTSIDE = r",(?!(?:[^()\[\]]+|\([^()]*\))*+[)\]])"
 
 Budget = tuple[str, float]  # what is limited, and to how much
 
@@ -131,7 +133,7 @@ def parse_budget(text: str, flag: str = "budget") -> Budget:
 def parse_vary(text: str, flag: str = "vary") -> tuple[str, list[str]]:
   """The field and its values in 'group.field=value,value', or a ValueError."""
   field, _, values = text.partition("=")
-  separator = r";" if ";" in values else r",(?![^()\[\]]*[)\]])"
+  separator = ";" if ";" in values else OUTSIDE
   choices = [value.strip() for value in re.split(separator, values)]
   distinct = len({*choices})
   if not all(choices) or not distinct == len(choices) <= MAX_VALUES:

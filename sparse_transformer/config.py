@@ -28,7 +28,7 @@ AFFECTS = {
     *("model.dropout", "model.position_std", "model.token_std"),
     *("optimizer.name", "train.init_", "train.seed"),
   ),
-  "updates": ("attention.schedule", "eval.sequences", "optimizer.", "train."),
+  "updates": ("eval.sequences", "optimizer.", "train."),
   "updates and scores": ("attention.",),
   "rounding": ("model.dtype",),
   "data": ("data.fractions", "data.name"),  # with other data than the run's

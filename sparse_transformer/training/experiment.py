@@ -200,11 +200,14 @@ def open_run(
 ) -> tuple[Experiment, Checkpoints]:
   """The experiment that made a step of a run, under overrides; its checkpoints.
 
-  A run may have changed since. Raises what `Checkpoints.find` and `config` do.
+  Another pattern holds in place of `attention.schedule`. A run may have changed
+  since. Raises what `Checkpoints.find` and `config` do.
   """
-  checkpoints = Checkpoints(workdir)
+  checkpoints, values = Checkpoints(workdir), dict(overrides or {})
+  if "attention.pattern" in values:
+    values.setdefault("attention.schedule", "")
   config = checkpoints.config(checkpoints.find(step))
-  return Experiment(config.replace(**overrides or {})), checkpoints
+  return Experiment(config.replace(**values)), checkpoints
 
 
 def restore(

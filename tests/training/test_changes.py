@@ -12,6 +12,7 @@ import runs
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import announcements, loop, metrics, warm_start
 from sparse_transformer.training.checkpoints import exported, store
+from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 arrays = runs.arrays
@@ -239,7 +240,7 @@ def test_schedule_trains_each_step_with_its_pattern(tmp_path, capsys):
   assert (line["step"], line["pattern"]) == (3, "strided")
 
 
-def test_schedule_is_evaluated_by_its_last_pattern():
+def test_schedule_is_evaluated_by_its_last_pattern_or_another(tmp_path):
   last = Experiment(runs.tiny(**{"attention.pattern": "strided"}))
   experiment = Experiment(runs.tiny(**SCHEDULE))
   assert experiment.model == last.model
@@ -247,3 +248,9 @@ def test_schedule_is_evaluated_by_its_last_pattern():
   params["logits"]["kernel"] += np.arange(16.0)[:, None] * np.arange(17)
   found, expected = (x.losses(params, tokens) for x in (experiment, last))
   assert arrays(found) == arrays(expected)
+  workdir = runs.untrained(tmp_path, runs.tiny(**SCHEDULE))
+  other, checkpoints = open_run(workdir, {"attention.pattern": "dense"})
+  dense = Experiment(runs.tiny(**{"attention.pattern": "dense"}))
+  assert other.model == dense.model
+  none = {"attention.schedule": ""}
+  assert evaluations._overrides(other, checkpoints, 0) == none

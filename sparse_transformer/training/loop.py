@@ -116,13 +116,14 @@ def train(
       _checkpoints(experiment, workdir, free) as checkpoints,
     ):
       state, start = checkpoints.restore_last(experiment.like), None
+      last = -1 if state is None else int(state.step)
       if state is None:
         state, start = warm_start.first_state(experiment)
       step = int(state.step)
       processes.together(lambda: _check_step(config, workdir, step, changes))
       write = lambda: _write(experiment, workdir, step, free, options)
       silent = not processes.is_first()
-      with metrics.Writer(workdir, step, silent, options.on_metrics) as writer:
+      with metrics.Writer(workdir, last, silent, options.on_metrics) as writer:
         processes.decide(write)
         if start:
           writer.note(step, "start", **start)

@@ -45,7 +45,7 @@ class Writer:
 
   Args:
     workdir: the folder of `metrics.jsonl`; an attribute.
-    step: number of steps done so far.
+    step: number of steps done so far; -1 if nothing is saved, not even step 0.
     silent: whether to write nothing, because another process does.
     on_metrics: is called with (step, split, values) for each line of
       `metrics.jsonl`; an exception in it is reported on standard error.
@@ -170,8 +170,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 def _truncate(path: pathlib.Path, step: int) -> None:
   """Drops incomplete lines, and those that are noted again after a step."""
   kept = read(path.parent) if path.exists() else []
-  again = set() if step else {"start"}
-  kept = [x for x in kept if x["step"] <= step and x["split"] not in again]
+  kept = [x for x in kept if x["step"] <= step]
   kept = [x | {"split": "stopped"} if x["split"] == "end" else x for x in kept]
   atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
 

@@ -54,9 +54,11 @@ def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   assert about["run_step"] == step and about["random"] == []
 
 
-def test_start_is_recorded_and_needed_once(trained, tmp_path):
+@pytest.mark.parametrize("steps", [0, 4])
+def test_start_is_recorded_and_needed_once(steps, trained, tmp_path):
   other, run = shutil.copytree(trained, tmp_path / "other"), tmp_path / "run"
-  config = runs.tiny(**{"train.init_from": str(other), "checkpoint.every": 0})
+  start = {"train.init_from": str(other), "checkpoint.every": 0}
+  config = runs.tiny(**start | {"train.steps": steps})
   loop.train(config, run)
   first, *_ = metrics.read(run)
   assert (first["split"], first["run"]) == ("start", str(other))

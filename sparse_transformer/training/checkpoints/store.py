@@ -126,13 +126,12 @@ class Checkpoints:
     )
 
   def describe(self, step: int) -> dict[str, Any]:
-    """The `about` of a checkpoint; {} if it cannot be read."""
-    path = self._path(step)
-    try:
-      later = (path / LATER).exists() and atomic.read_json(path / LATER, dict)
-      return atomic.read_json(path / ABOUT, dict) | (later or {})
-    except (OSError, ValueError):
-      return {}
+    """The `about` of a checkpoint, as far as it can be read."""
+    found: dict[str, Any] = {}
+    for name in ABOUT, LATER:
+      with contextlib.suppress(OSError, ValueError):
+        found |= atomic.read_json(self._path(step) / name, dict)
+    return found
 
   def check(
     self,

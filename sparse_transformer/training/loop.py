@@ -162,7 +162,11 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
   ):
     validated = [x["step"] for x in lines if x["split"] == "validation"]
     is_due = _is_due(first, config.eval.every, is_last)
-    if is_due and first > max(validated, default=0):  # it was interrupted
+    is_due &= first > max(validated, default=0)  # it was interrupted
+    # A changed run would score it differently than the one that made it.
+    scores = lambda x: (x.attention, x.eval) == (config.attention, config.eval)
+    made = run.checkpoints.config
+    if is_due and processes.decide(lambda: scores(made(first))):
       with watch.paused():
         bits = _validate(run, state, watch)
         run.checkpoints.save(state, bits)  # they are added to the saved step

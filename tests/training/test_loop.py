@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import time
 
@@ -161,6 +162,10 @@ def test_checkpoint_gets_the_validation_that_a_signal_interrupted(
       loop.train(runs.tiny(), tmp_path)
   saved = store.Checkpoints(tmp_path)
   assert saved.describe(4)["validation"] is None
+  changed = shutil.copytree(tmp_path, tmp_path.with_suffix(".changed"))
+  more = {"attention.pattern": "dense", "train.steps": 6, "eval.every": 4}
+  loop.train(runs.tiny(**more), changed, allow_changes=True)
+  assert store.Checkpoints(changed).describe(4)["validation"] is None
   loop.train(runs.tiny(), tmp_path)
   *_, validation, end = metrics.read(tmp_path)
   loop.train(runs.tiny(), tmp_path)  # and again

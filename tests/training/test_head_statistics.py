@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from PIL import Image
+from scipy import stats
 
 from sparse_transformer import attention
 from sparse_transformer.attention.content import binding
@@ -57,12 +58,12 @@ def test_queries_and_keys_are_those_of_each_layer():
       np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("cells", [7, 256])
-def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
+@pytest.mark.parametrize("cells, sinks", [(7, False), (256, True)])
+def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
   monkeypatch.setattr(masks, "MAX_CELLS", cells)
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
   network = networks.config(
-    num_layers=1, num_heads=4, width=16, patterns=(of_layer,)
+    num_layers=1, num_heads=4, width=16, patterns=(of_layer,), sinks=sinks
   )
   params = networks.random_params(network, 0.3)
   n, random = 20, np.random.RandomState(0)
@@ -75,8 +76,10 @@ def test_weights_are_those_of_the_realized_pairs(cells, monkeypatch):
   )[0]
   scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
   weights = np.exp(scores) * mask
-  weights /= weights.sum(-1, keepdims=True)
-  entropy = -(weights * np.log2(np.where(mask, weights, 1))).sum(-1).mean(-1)
+  sink = np.exp(params["sinks"][0] / 0.5)[:, None, None] if sinks else 0
+  weights /= weights.sum(-1, keepdims=True) + sink
+  shares = np.append(weights, abs(1 - weights.sum(-1, keepdims=True)), -1)
+  entropy = stats.entropy(shares, base=2, axis=-1).mean(-1)
   size = -(-n // cells)
   starts = np.arange(0, n, size)
   for h, (head, (of_query, of_all)) in enumerate(found):

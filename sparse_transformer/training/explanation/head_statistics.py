@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.special import entr
 
 from sparse_transformer import atomic, model as model_lib, tables
 from sparse_transformer.attention.content import binding, spans as spans_lib
@@ -70,25 +71,28 @@ def weigh(
     inputs = options.Inputs(q_BLHK, k_BLHK, k_BLHK, {})
     inputs = options.prepare(model, where, inputs)
     directions = inputs.keywords.get("directions", {})
-    arrays = Queries(q_BLHK), Keys(k_BLHK, k_BLHK)
-    mask_BHLM = binding.realize(patterns, *arrays, directions)
+    pair = Queries(q_BLHK), Keys(k_BLHK, k_BLHK)
+    mask_BHLM = binding.realize(patterns, *pair, directions)
     i = np.arange(q_BLHK.shape[1])
     ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
     ramps = [1.0] * len(patterns) if ramps_HLM is None else ramps_HLM
+    sinks = inputs.keywords.get("sinks_H", jnp.full(len(patterns), -jnp.inf))
     scale = temperature * math.sqrt(q_BLHK.shape[-1])
     q_HLK, k_HLK = (
       np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
     )
-    heads = map(_weigh, patterns, q_HLK / scale, k_HLK, mask_BHLM[0], ramps)
-    yield layer, list(heads)
+    arrays = q_HLK / scale, k_HLK, mask_BHLM[0], ramps, sinks / temperature
+    yield layer, list(map(_weigh, patterns, *arrays))
 
 
-def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM):
+def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM, sink):
   mask_LM = np.asarray(mask_LM)
-  weights_LM = jax.nn.softmax(q_LK @ k_LK.T, where=mask_LM) * ramp_LM
-  sums_L1 = weights_LM.sum(1, keepdims=True)
-  weights_LM = np.asarray(weights_LM / jnp.where(sums_L1 > 0, sums_L1, 1))
-  bits = jax.scipy.special.entr(weights_LM).sum(1) / math.log(2)
+  scores_LM = q_LK @ k_LK.T + jnp.log(ramp_LM)
+  # The sink is one more key.
+  logits = jnp.pad(scores_LM, ((0, 0), (0, 1)), constant_values=sink)
+  where = np.pad(mask_LM, ((0, 0), (0, 1)), constant_values=sink > -np.inf)
+  weights = np.asarray(jax.nn.softmax(logits, where=where))
+  bits, weights_LM = entr(weights).sum(1) / math.log(2), weights[:, :-1]
   has_keys, shown = mask_LM.any(1), masks.shown_query(len(mask_LM))
   measured = dict(
     pattern=str(pattern),

@@ -30,9 +30,9 @@ class Codec:
     """The symbols of decompressed data; ValueError if it is of another kind."""
     raise NotImplementedError
 
-  def read(self, path: pathlib.Path) -> np.ndarray:
-    """The symbols of a file of data, see `decode`."""
-    return self.decode(files.read(path), path)
+  def read(self, path: pathlib.Path) -> list[np.ndarray]:
+    """The symbols of a file of data, in parts, see `decode`."""
+    return [self.decode(data, path) for data in files.parts(path)]
 
   def encode(self, sequences: Rows) -> bytes:
     """The contents of a file of rows of symbols."""
@@ -79,10 +79,10 @@ class Text(Codec):
 class JsonLines(Text):
   """The field `text` of records, a newline or the separator after each."""
 
-  def read(self, path: pathlib.Path) -> np.ndarray:
-    rows, halves = [np.zeros(0, np.uint8)], 0
+  def read(self, path: pathlib.Path) -> list[np.ndarray]:
+    rows, halves = [], 0
     end = b"\n" if self.separator is None else b""
-    data = files.read(path)
+    data = b"\n".join(files.parts(path))
     for number, line in enumerate(data.split(b"\n"), start=1):
       place = pathlib.Path(f"{path}, line {number}")
       try:
@@ -99,7 +99,7 @@ class JsonLines(Text):
       halves += found
     if halves:
       files.tell(f"{path}: {halves:,} halves of characters became U+FFFD")
-    return np.concatenate(rows)
+    return rows
 
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
@@ -217,7 +217,7 @@ class Tokens(Codec):
     self._check(tokens, path)
     return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
 
-  def read(self, path: pathlib.Path) -> np.ndarray:
+  def read(self, path: pathlib.Path) -> list[np.ndarray]:
     """Maps a .npy file of uint8, uint16 or uint32, or uint16 in .bin."""
     if path.suffix not in (".npy", ".bin"):
       raise ValueError(
@@ -232,7 +232,7 @@ class Tokens(Codec):
       )
     self._check(tokens, path)
     self.num_bytes(tokens[:0])  # a wrong table is found now
-    return tokens
+    return [tokens]
 
   def _check(self, tokens, path):
     if len(tokens) and (largest := tokens.max()) >= self.vocab_size:

@@ -156,7 +156,12 @@ def map_array(path: pathlib.Path) -> np.ndarray:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """The contents of a file, decompressed; files in a .zip, joined by name.
+  """The `parts` of a file, joined."""
+  return b"".join(parts(path))
+
+
+def parts(path: pathlib.Path) -> list[bytes]:
+  """The contents of a file, decompressed; of the files in a .zip, by name.
 
   Raises ValueError if the file is not regular, is damaged or is too large.
   """
@@ -172,8 +177,8 @@ def read(path: pathlib.Path) -> bytes:
       is_shown = lambda name: not any(map(is_hidden, name.split("/")))
       names = sorted(filter(is_shown, archive.namelist()))
       check_names(path, names)
-      return b"".join(map(archive.read, names))  # b"" for a folder
-    return (OPENERS[suffix](raw) if suffix in OPENERS else raw).read()
+      return [archive.read(x) for x in names if not x.endswith("/")]
+    return [(OPENERS[suffix](raw) if suffix in OPENERS else raw).read()]
 
 
 def kind(data: bytes) -> str:

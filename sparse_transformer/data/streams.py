@@ -123,8 +123,8 @@ def _from_path(config, codec, *suffixes):
 
 
 def _read(codec: codecs.Codec, paths: Iterable[pathlib.Path]) -> np.ndarray:
-  """The symbols of files, one after the other; a single file is not copied."""
-  parts = [codec.read(path) for path in paths] or [np.zeros(0, np.uint8)]
+  """The symbols of files, one after the other; a single part is not copied."""
+  parts = [x for p in paths for x in codec.read(p)] or [np.zeros(0, np.uint8)]
   return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 

@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import scipy.io.wavfile
+import small_data
 
 from sparse_transformer.data import codecs
 
@@ -103,6 +104,19 @@ def test_separator_follows_each_document(tmp_path):
   np.testing.assert_array_equal(found, [97, 98, 0])
   with pytest.raises(ValueError, match="x has byte 0 at 1, .*documents=True"):
     codecs.Text(0).decode(b"a\0b", "x")
+
+
+def test_files_of_an_archive_are_read_one_by_one(tmp_path):
+  for codec, content in (
+    (codecs.Text(0), b"ab"),
+    (codecs.JsonLines(), b'{"text": "ab"}'),
+    (codecs.Fasta(), b">x\nAC"),
+    (codecs.Audio(12_000), wav(np.arange(9, dtype=np.int16))),
+  ):
+    (tmp_path / "a").write_bytes(content)
+    small_data.write_zip(tmp_path / "x.zip", {"a": content, "b": content})
+    expected = codec.read(tmp_path / "a") * 2
+    np.testing.assert_array_equal(codec.read(tmp_path / "x.zip"), expected)
 
 
 def test_ambiguous_bases_are_drawn_and_reported(capsys):

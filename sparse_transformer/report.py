@@ -194,7 +194,8 @@ def _samples(workdir):
     if path.is_file() and path.stat().st_size:
       text = samples.read_text(path)  # HTML allows no control characters
       return "\n".join(map(_text, text.split(codecs.RULE.decode())))
-  return _text("None: run python -m sparse_transformer.sample.")
+  sounds = ", ".join(sorted(x.name for x in workdir.glob("samples_*.wav")))
+  return _text(sounds or "None: run python -m sparse_transformer.sample.")
 
 
 def _config(config):

@@ -85,3 +85,5 @@ def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):
       (copy / "metrics.jsonl").write_text(text)
     page = runs.report(copy)
     assert "Samples" in page and "None: run python" in page
+  (copy / "samples_0.wav").touch()
+  assert "<pre>samples_0.wav</pre>" in runs.report(copy)

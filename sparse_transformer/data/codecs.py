@@ -294,6 +294,8 @@ class Audio(Codec):
     import scipy.io.wavfile
 
     paths = []
+    for path in stem.parent.glob(f"{stem.name}_[0-9]*.wav"):
+      path.unlink()  # there may have been more samples before
     for i, symbols in enumerate(sequences):
       path = stem.with_name(f"{stem.name}_{i}.wav")
       wave = np.round(expand(symbols) * 32767).astype(np.int16)

@@ -57,6 +57,8 @@ def test_several_sequences_are_saved(tmp_path):
   np.testing.assert_array_equal(found, sequences.ravel())
   paths = codecs.Audio(12_000).save(tmp_path / "samples", sequences)
   assert [path.name for path in paths] == [f"samples_{i}.wav" for i in range(3)]
+  codecs.Audio(12_000).save(tmp_path / "samples", sequences[:2])
+  assert sorted(tmp_path.glob("*.wav")) == paths[:2]
 
 
 @pytest.mark.parametrize(

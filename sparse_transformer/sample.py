@@ -69,15 +69,17 @@ def _prompts(source, num, given, text, labels):
     return np.broadcast_to(prompt, (num, len(prompt)))
   from sparse_transformer.training.evaluation import samples
 
+  empty = samples.no_prompts(source, num)
   if not given:
-    return samples.no_prompts(source, num)
+    return empty
   if not 0 < given <= source.length:
     raise ValueError(
       f"--given={given} must lie between 1 and the {source.length} positions"
       " of a sequence"
     )
   real = samples.real_examples(source, num)
-  return np.stack([source.orders.arrange(x, labels)[:given] for x in real])
+  rows = [source.orders.arrange(x, labels)[:given] for x in real]
+  return np.stack(rows).astype(empty.dtype)
 
 
 def _read_prompt(source, text):

@@ -7,7 +7,7 @@ import pytest
 import runs
 from small_data import config
 
-from sparse_transformer import data
+from sparse_transformer import data, sample
 from sparse_transformer.model import sampling
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
@@ -47,6 +47,9 @@ def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
   while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
     base = base.base
   assert isinstance(base, np.memmap)
+  more = config("tokens", tmp_path / "x.npy", vocab_size=top + 2)
+  given = sample._prompts(data.source(more), 2, 3, "", ())
+  assert given.dtype == np.min_scalar_type(top + 1)
 
 
 def test_token_beyond_the_vocabulary_is_named(tmp_path):

@@ -25,6 +25,8 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("give one file, NAME.npz or NAME.safetensors; see --help")
   if not args.workdir or pathlib.Path(args.workdir).exists():
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
+  if args.weights == "params" and path.suffix != ".npz":
+    raise ValueError(f"--weights=params is of a .npz; leave it out for {path}")
   config = None if args.config is None else schema.typed(args.config)
   text = f"{path}:params" if args.weights == "params" else str(path)
   from sparse_transformer.training.checkpoints import exported, released

@@ -111,7 +111,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
 
   atomic.size(path)
   with files.blame(path), PIL.Image.open(path) as image:
-    is_photo = image.format == "JPEG"
+    is_photo = image.format in ("JPEG", "MPO")  # of which phones make some
     yield PIL.ImageOps.exif_transpose(image) if is_photo else image
 
 

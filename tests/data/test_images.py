@@ -89,13 +89,16 @@ def test_gray_picture_among_others_has_three_equal_channels(tmp_path):
   np.testing.assert_array_equal(gray, PIXELS[0, ..., 0].repeat(3))
 
 
-def test_photo_is_turned_as_the_camera_was_held(tmp_path):
+@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
+def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind):
   gray = np.zeros((8, 16), np.uint8)
   gray[:, :8] = 255
   exif = PIL.Image.Exif()
   exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
   for i in range(4):
-    PIL.Image.fromarray(gray).save(tmp_path / f"{i}.jpg", exif=exif)
+    photo = PIL.Image.fromarray(gray)
+    more = dict(save_all=True, append_images=[photo]) if kind == "MPO" else {}
+    photo.save(tmp_path / f"{i}.jpg", kind, exif=exif, **more)
   source = data.source(config("images", tmp_path))
   assert source.shape == (16, 8, 1)
   image = source.examples("train")[0].reshape(16, 8)

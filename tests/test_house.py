@@ -31,7 +31,7 @@ MAY_IMPORT = {
   "model": {"patterns", "attention", "schema", "progress"},
   "training": LEAVES
   | {"config", "progress", "patterns", "data", "figures", "attention", "model"},
-  "targets": LEAVES | {"config", "patterns", "attention", "training"},
+  "targets": LEAVES | {"config", "patterns", "attention", "model", "training"},
 }
 # And those within a package, which know no other file than these.
 WITHIN = {

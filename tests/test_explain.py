@@ -115,11 +115,6 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
 # Heads of a run.
 
 
-def heads(capsys, *words):
-  assert runs.command(SCRIPT, *words, "--example=3", "--json") == 0
-  return json.loads(capsys.readouterr().out)
-
-
 @pytest.mark.soak
 def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   # Patterns that follow the content, two with directions in the first head.
@@ -127,8 +122,9 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   pattern = f"({first}, Block(8) | TopBlocks(8, 3)), Strided(8)"
   changes = {"attention.pattern": pattern, "model.num_layers": 2}
   run = runs.untrained(tmp_path, runs.tiny(**changes))
-  word = f"--workdir={run}"
-  result = heads(capsys, word)
+  words = f"--workdir={run}", "--example=3"
+  assert runs.command(SCRIPT, *words, "--json") == 0
+  result = json.loads(capsys.readouterr().out)
   rows = result["heads"]
   places = [(row["layer"], row["head"]) for row in rows]
   assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -140,7 +136,7 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   saved = json.loads((run / "attention" / "attention.json").read_text())
   assert saved == {key: result[key] for key in saved}
   sharp = f"--out={run / 'sharp'}", "--temperature=0.1"
-  assert runs.command(SCRIPT, word, "--example=3", *sharp) == 0
+  assert runs.command(SCRIPT, *words, *sharp) == 0
   out = capsys.readouterr().out
   assert str(blocks[0]) in out and "entropy" in out
   sharp = json.loads((run / "sharp" / "attention.json").read_text())

@@ -6,14 +6,14 @@ import functools
 import importlib.metadata
 import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
+import runs
 
 from sparse_transformer import schema, version
 
-REPO = pathlib.Path(__file__).parents[1]
+REPO = runs.REPO
 PACKAGE = REPO / "sparse_transformer"
 TESTS, BENCHMARKS, DOCS = REPO / "tests", REPO / "benchmarks", REPO / "docs"
 
@@ -136,11 +136,6 @@ def test_imports_between_packages_go_one_way():
   assert not upward, "\n".join(upward)
 
 
-def run_python(script, *words):
-  command = sys.executable, "-c", script, *words
-  return subprocess.run(command, cwd=REPO, capture_output=True, text=True)
-
-
 def test_imports_within_a_package_go_one_way():
   found = {room: set() for room in WITHIN}
   for path, tree in sources().items():
@@ -173,7 +168,7 @@ def loaded_by(*command, lacks=()):
     "elif kind == 'module': runpy.run_module(name, run_name='__main__')\n"
     "else: runpy.run_path(name, run_name='__main__')\n"
   )
-  done = run_python(script, *command)
+  done = runs.python("-c", script, *command)
   modules = set(done.stdout.rpartition("LOADED ")[2].split())
   assert "sys" in modules, done.stderr
   return modules, done
@@ -260,10 +255,6 @@ def public_functions():
             yield path, node, member
 
 
-def decorators(function):
-  return {ast.unparse(d).split(".")[-1] for d in function.decorator_list}
-
-
 def test_public_functions_are_annotated():
   missing = []
   for path, owner, function in public_functions():
@@ -271,7 +262,7 @@ def test_public_functions_are_annotated():
       continue
     a = function.args
     arguments = [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg]
-    if owner and "staticmethod" not in decorators(function):
+    if owner and "@staticmethod" not in ast.unparse(function):
       arguments = arguments[1:]  # self
     bare = [x.arg for x in arguments if x and x.annotation is None]
     if function.returns is None and function.name != "__init__":

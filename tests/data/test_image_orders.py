@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 
 import jax
+import networks
 import numpy as np
 import pytest
 import runs
 
-from sparse_transformer import model
 from sparse_transformer.data import Orders
 from sparse_transformer.model import sampling, transformer
 from sparse_transformer.training.experiment import Experiment
@@ -85,10 +85,7 @@ def network():
   """(an experiment with orders, random parameters)."""
   settings = {"data.orders": ("rotation", "jigsaw"), "attention.window": 3}
   experiment = Experiment(runs.tiny(**settings))
-  rng = np.random.default_rng(0)
-  draw = lambda x: rng.normal(size=x.shape).astype(x.dtype) / 2
-  shapes = model.param_shapes(experiment.model)
-  return experiment, jax.tree.map(draw, shapes)
+  return experiment, networks.random_params(experiment.model)
 
 
 def test_batches_have_images_in_orders_and_the_network_is_told_which(network):

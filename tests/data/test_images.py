@@ -25,6 +25,12 @@ def test_digits_are_split_without_overlap():
   assert source.digest() == {"images": 1397, "crc32": "2c7e37fb"}
 
 
+def assert_splits(source, *expected):
+  for split, pixels in zip(data.SPLITS, expected, strict=False):
+    found = np.stack(list(source.examples(split)))
+    np.testing.assert_array_equal(found, pixels.reshape(len(pixels), -1))
+
+
 @pytest.fixture
 def arrays(tmp_path, monkeypatch):
   return small_data.small_imagenet64(tmp_path, monkeypatch)
@@ -33,11 +39,7 @@ def arrays(tmp_path, monkeypatch):
 def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
   train, valid = arrays
   source = data.source(config("imagenet64", tmp_path))
-  for split, expected in zip(
-    data.SPLITS, (train[:3], train[3:], valid), strict=True
-  ):
-    found = np.stack(list(source.examples(split)))
-    np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
+  assert_splits(source, train[:3], train[3:], valid)
 
 
 def test_arrays_are_splits_by_their_names(tmp_path, arrays):
@@ -46,9 +48,7 @@ def test_arrays_are_splits_by_their_names(tmp_path, arrays):
   np.save(tmp_path / "imagenet64-valid.npy", valid)
   source = data.source(config("images", tmp_path))
   assert source.shape == (64, 64, 3)
-  for split, expected in ("train", train), ("validation", valid):
-    found = np.stack(list(source.examples(split)))
-    np.testing.assert_array_equal(found, expected.reshape(len(expected), -1))
+  assert_splits(source, train, valid)
   assert source.load()["test"] is source.load()["validation"]
   np.save(tmp_path / "imagenet64-valid.npy", valid[:, :9])
   with pytest.raises(ValueError, match="valid.npy have images of different"):
@@ -67,15 +67,9 @@ def test_pictures_and_their_array_give_the_same_sequences(tmp_path, pixels):
   found = [
     data.source(config("images", p)) for p in (tmp_path, tmp_path / "x.npy")
   ]
-  for split, expected in zip(
-    data.SPLITS, np.split(pixels, [6, 9]), strict=True
-  ):
-    for source in found:
-      assert source.shape == (5, 4, 3 if pixels.ndim == 4 else 1)
-      examples = np.stack(list(source.examples(split)))
-      np.testing.assert_array_equal(
-        examples, expected.reshape(-1, source.length)
-      )
+  for source in found:
+    assert source.shape == (5, 4, 3 if pixels.ndim == 4 else 1)
+    assert_splits(source, *np.split(pixels, [6, 9]))
   digest, there = found[0].digest(), tmp_path / "there"
   (there / "001.png").replace(there / "000.png")
   assert data.source(config("images", tmp_path)).digest() != digest

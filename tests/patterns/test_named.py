@@ -84,13 +84,6 @@ def test_heads_of_one_factor_use_the_summaries_from_the_first():
   assert last == Summary(8, 3, 1)
 
 
-def lengths(name, num_layers=7, mode="interleaved", **changes):
-  """The windows or blocks of layers; 0 for dense ones."""
-  layers = assign(name, mode, num_layers, 1, **changes)
-  sizes = lambda p: getattr(p, "window", getattr(p, "size", 0))
-  return [sizes(pattern) for (pattern,) in layers]
-
-
 @pytest.mark.parametrize(
   "name, expected",
   [
@@ -106,7 +99,10 @@ def lengths(name, num_layers=7, mode="interleaved", **changes):
   ],
 )
 def test_layers_of_a_layout_have_its_windows_in_turn(name, expected):
-  assert lengths(name, length=100) == expected
+  """Windows or blocks; 0 for dense layers."""
+  layers = assign(name, "interleaved", 7, 1, length=100)
+  sizes = lambda p: getattr(p, "window", getattr(p, "size", 0))
+  assert [sizes(pattern) for (pattern,) in layers] == expected
 
 
 def test_a_name_requires_only_the_settings_that_it_uses():

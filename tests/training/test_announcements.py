@@ -8,6 +8,22 @@ from configs import cifar10, digits, enwik8
 from sparse_transformer.training import announcements
 from sparse_transformer.training.experiment import Experiment
 
+# Of patterns alone, as expressions.
+ABOVE = [
+  # In the published networks, the end of the window holds the byte above.
+  (cifar10, "strided", None),
+  (digits, "Local(7), Strided(8)", r"above the target, t-8: .* holds t-9; S"),
+  (digits, "Local(7) | Strided(8)", r"; Strided\(8, offset=1\) has it"),
+  (digits, "strided_target", None),
+  (digits, "Local(7)", None),  # does not reach the row above
+  (digits, "Local(2) | Strided(4)", "t-8: "),
+  (digits, "Strided(8), LSH(8, 4)", None),  # it may be among the chosen
+  (digits, "Column(8, 1)", "t-8: "),
+  (cifar10, "Row(32), Column(32)", "t-96: "),  # in the last channel
+  (cifar10, "Column(32) | Strided(96, offset=1)", None),
+  (enwik8, "Local(4) | Strided(128)", None),  # text has no rows
+]
+
 
 @pytest.mark.parametrize(
   "preset, changes, words",
@@ -18,40 +34,15 @@ from sparse_transformer.training.experiment import Experiment
     (digits, {"pattern": "fixed", "mode": "heads"}, "=1, 2 heads of fixed "),
     (digits, {"pattern": "fixed", "width": 8}, None),  # no room for more
     (digits, {"pattern": "Block(8) | Summary(8, 2)"}, None),
+    *((x, {"pattern": pattern, "cycle": ()}, y) for x, pattern, y in ABOVE),
   ],
 )
-def test_shared_summaries_are_reported(preset, changes, words, capsys):
-  check_warning(preset, changes, words, capsys)
-
-
-def check_warning(preset, changes, words, capsys):
+def test_shared_summaries_and_columns_that_skip_the_byte_above_are_reported(
+  preset, changes, words, capsys
+):
   config = preset.get_config()
   config.attention.update(changes)
   announcements.warn(Experiment(config))
   error = capsys.readouterr().err
   assert error.count("\n") == (words is not None)
   assert re.search(words or "^$", error)
-
-
-@pytest.mark.parametrize(
-  "preset, pattern, words",
-  [
-    # In the published networks, the end of the window holds the byte above.
-    (cifar10, "strided", None),
-    (digits, "Local(7), Strided(8)", r"above the target, t-8: .* holds t-9; S"),
-    (digits, "Local(7) | Strided(8)", r"; Strided\(8, offset=1\) has it"),
-    (digits, "strided_target", None),
-    (digits, "Local(7)", None),  # does not reach the row above
-    (digits, "Local(2) | Strided(4)", "t-8: "),
-    (digits, "Strided(8), LSH(8, 4)", None),  # it may be among the chosen
-    (digits, "Column(8, 1)", "t-8: "),
-    (cifar10, "Row(32), Column(32)", "t-96: "),  # in the last channel
-    (cifar10, "Column(32) | Strided(96, offset=1)", None),
-    (enwik8, "Local(4) | Strided(128)", None),  # text has no rows
-  ],
-)
-def test_column_that_skips_the_byte_above_is_reported(
-  preset, pattern, words, capsys
-):
-  changes = {"pattern": pattern, "cycle": ()}
-  check_warning(preset, changes, words, capsys)

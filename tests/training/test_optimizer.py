@@ -11,7 +11,6 @@ import runs
 from sparse_transformer.training import optimizer as optimizer_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
-  decays,
   due,
   make_optimizer,
   make_schedule,
@@ -74,9 +73,11 @@ def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
   assert make_schedule(config(5000, 0))(0) == 0  # without steps, any will do
 
 
-def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
+def test_weights_decay_but_nothing_else_does():
   settings = config(1, 10)
-  settings.optimizer.weight_decay = 0.5
+  changes = {"optimizer.weight_decay": 0.5, "model.experts": 4}
+  changes |= {"attention.pattern": "Routing(4, 8), AdaptiveSpan(8)"}
+  settings.update_from_flattened_dict(changes)
   optimizer = make_optimizer(settings)
   shapes = jax.eval_shape(Experiment(settings).init).params
   params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
@@ -87,26 +88,15 @@ def test_weights_decay_but_biases_gains_and_the_start_vector_do_not():
     _, opt_state = optimizer.update(zeros, optimizer.init(params), params)
     return optimizer.update(zeros, opt_state, params)[0]  # the first rate is 0
 
-  seen = set()
+  seen = {}
   for path, update in jax.tree_util.tree_leaves_with_path(second_update()):
     name = jax.tree_util.keystr(path[-1:], simple=True)
-    seen.add(name)
+    seen[name] = max(update.ndim, seen.get(name, 0))
     decays = name in ("kernel", "embedding")
     np.testing.assert_allclose(update, -0.01 * 0.5 * decays, rtol=1e-6)
-  assert seen == {"kernel", "embedding", "bias", "scale", "start"}
-  assert params["blocks"]["attention_norm"]["scale"].shape == (2, 16)
-
-
-def test_biases_of_experts_centroids_and_spans_do_not_decay():
-  changes = {"model.experts": 4, "model.num_layers": 2}
-  changes |= {"attention.pattern": "Routing(4, 8), AdaptiveSpan(8)"}
-  settings = runs.tiny(**changes)
-  shapes = jax.eval_shape(Experiment(settings).init).params
-  assert shapes["expert_blocks"]["experts_in"]["bias"].ndim == 3
-  assert shapes["centroids"]["4"].ndim == 4  # layers, heads, clusters, width
-  for path, value in jax.tree_util.tree_leaves_with_path(decays(shapes)):
-    name = jax.tree_util.keystr(path[-1:], simple=True)
-    assert value == (name in ("kernel", "embedding"))
+  # Also where stacks of layers and experts give them two axes or more.
+  axes = dict(kernel=4, embedding=2, bias=3, scale=2, start=1, spans=2)
+  assert seen == axes | {"4": 4}  # of centroids
   matrices = optimizer_lib._block_matrices(shapes)
   assert matrices["centroids"]["4"] is matrices["spans"] is None
 

@@ -50,18 +50,18 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 175,
-  "attention": 5_945,
-  "benchmarks": 2_921,
-  "commands": 2_151,
-  "comparison": 786,
-  "data": 1_805,
+  "attention": 5_951,
+  "benchmarks": 2_927,
+  "commands": 2_156,
+  "comparison": 788,
+  "data": 1_812,
   "figures": 351,
-  "library": 19_747,
+  "library": 19_785,
   "model": 1_792,
-  "patterns": 2_543,
-  "targets": 551,
-  "tests": 17_457,
-  "training": 3_823,
+  "patterns": 2_546,
+  "targets": 556,
+  "tests": 17_487,
+  "training": 3_833,
   "words of docs": 19_854,
 }
 # Fields that no config file sets, by the reason for which they exist.

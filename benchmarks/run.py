@@ -49,10 +49,10 @@ def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
   """Test scores of a comparison, also on other data, and by position."""
   for path in sorted(workdir.glob("*/seed*/evaluations/test-*.json")):
     found = atomic.read_json(path)
-    other = found["overrides"].get("data.path", "")
+    other = found.get("overrides", {}).get("data.path", "")
     parts = np.array_split(found["by_position"], PARTS)
     yield dict(
-      pattern=found["config"]["attention"]["pattern"],
+      pattern=config_lib.read_config(path.parents[1]).attention.pattern,
       seed=path.parent.parent.name,
       data=record.without_folders(other),
       examples=found["examples"],

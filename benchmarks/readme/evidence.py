@@ -50,18 +50,21 @@ COLUMNS = {
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
-  VIDEO: "16 bytes before, and the target's pixel in all earlier frames",
-  "Local(20) | Strided(256, 1) & Local(1025)": (
-    "20 before, and that pixel in 4 frames"
-  ),
-  "Local(23) | Strided(256, 1) & Local(257)": (
-    "23 before, and that pixel in 1 frame"
-  ),
-  f"Local(16) | {AROUND}": "16 before, and 3 x 3 pixels around it in 1 frame",
-  "Local(16) | Strided(256)": (
-    "16 before, and the pixel to the left in all earlier frames"
-  ),
-  "Local(24)": "24 bytes before",
+}
+# Earlier frames in which a pattern has the target's pixel; films, by record.
+FRAMES = {
+  "Local(24)": "none",
+  "Local(16) | Strided(256)": "all, one byte off",
+  "Local(23) | Strided(256, 1) & Local(257)": "1",
+  f"Local(16) | {AROUND}": "1, and around it",
+  "Local(20) | Strided(256, 1) & Local(1025)": "4",
+  VIDEO: "all",
+}
+FILMS = {
+  "video_clips": "as filmed",
+  "video_longer": "1,600 steps",
+  "video_noisy": "noise of ±2",
+  "video_moving": "a moving camera",
 }
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
@@ -140,19 +143,19 @@ def _pair(name, about, *choices):
 
 def one_key() -> Iterator[str]:
   """The byte above the target in place of a key of a window."""
-  yield _scores("cifar10_above", ABOVE)
+  yield _scores("cifar10_above", ABOVE, "what it holds", HOLDS)
   yield records("cifar10_above")
 
 
-def _scores(name, than):
+def _scores(name, than, title, abouts):
   """All patterns of a comparison of images, the best first."""
-  titles = "pattern", "what it holds", "keys", "bits/dim"
+  titles = "pattern", title, "keys", "bits/dim"
   rows = [(*titles, "minus the first")]
   base = values(name, than)
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
     shown = re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
-    cells = f"`{shown}`", HOLDS[choice], f"{row['keys']:.1f}"
+    cells = f"`{shown}`", abouts[choice], f"{row['keys']:.1f}"
     gap = interval(found, base) if found != base else ""
     rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
@@ -161,10 +164,10 @@ def _scores(name, than):
 def video() -> Iterator[str]:
   """Patterns on clips of one camera, and where they were not trained."""
   name = "video_clips"
-  yield _scores(name, VIDEO)
-  titles = "", "test", "frame 1", "frames 2 to 16"
+  yield _scores(name, VIDEO, "earlier frames", FRAMES)
+  titles = "earlier frames", "test", "frame 1", "frames 2 to 16"
   rows = [(*titles, *OTHER_VIDEOS.values())]
-  for choice in rows_of(name, "choice"):
+  for choice, about in FRAMES.items():
     scores = record.read(name)["evaluations"]
     scores = [x for x in scores if x["pattern"] == choice]
     bits = lambda data, scores=scores: [
@@ -173,11 +176,33 @@ def video() -> Iterator[str]:
     frames = np.array([x["by_position"] for x in scores if not x["data"]])
     found = bits(""), frames[:, 0], frames[:, 1:].mean(1)
     found += (*map(bits, OTHER_VIDEOS),)
-    rows.append((HOLDS[choice], *map(interval, found)))
+    rows.append((about, *map(interval, found)))
   known = rows_of("baselines_video")
   rows += [(x, f"{known[x]['test']:.3f}", *[""] * 4) for x in VIDEO_MODELS]
   yield tables.markdown(rows)
   yield records(name, "baselines_video")
+
+
+def frames() -> Iterator[str]:
+  """Bits by how many earlier frames show the target's pixel."""
+  rows = [("earlier frames", *FILMS.values())]
+  known = {film: rows_of(film, "choice") for film in FILMS}
+  bits = lambda film, x: known[film].get(x, {}).get("values", ())
+  for choice, about in FRAMES.items():
+    found = [bits(film, choice) for film in FILMS]
+    if any(found[1:]):
+      rows.append((about, *(interval(x) if x else "" for x in found)))
+  *_, one, _, four, every = FRAMES
+  for choice in (four, every):
+    gaps = (interval(bits(x, one), bits(x, choice)) for x in FILMS)
+    rows.append((f"1 minus {FRAMES[choice]}", *gaps))
+  # Bytes of which only the noise is unknown, and those of one noisy copy.
+  noise = np.full(5, 1 / 5)
+  for about, p in ("least", noise), ("one copy", np.convolve(noise, noise)):
+    bits_of_noise = f"{scipy.stats.entropy(p, base=2):.3f}"
+    rows.append((about, "", "", bits_of_noise, ""))
+  yield tables.markdown(rows)
+  yield records(*FILMS)
 
 
 def rows_of(name: str, key: str = "model") -> dict[str, dict[str, Any]]:
@@ -216,16 +241,6 @@ def listops() -> Iterator[str]:
     rows.append((f"{row['model']}, which sees {row['sees']}", cell))
   yield tables.markdown(rows)
   yield records("baselines_listops")
-
-
-def texts() -> Iterator[str]:
-  found = record.read("gpt_oss")
-  rows = [("pattern", "keys", "bits/byte")]
-  for row in found["rows"]:
-    keys = f"{row['keys']:.0f}"
-    rows.append((f"`{row['choice']}`", keys, interval(row["values"])))
-  yield tables.markdown(rows)
-  yield records("gpt_oss")
 
 
 def trained() -> str:

@@ -166,11 +166,11 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/evidence.md": {
     "video": evidence.video,
+    "frames": evidence.frames,
     "columns": evidence.columns,
     "one_key": evidence.one_key,
     "compressors": evidence.compressors,
     "listops": evidence.listops,
-    "texts": evidence.texts,
     "orders": evidence.orders,
     "commands": evidence.commands,
   },

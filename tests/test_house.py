@@ -51,7 +51,7 @@ WITHIN = {
 LIMITS = {
   "README.md": 175,
   "attention": 5_951,
-  "benchmarks": 2_942,
+  "benchmarks": 2_948,
   "commands": 2_156,
   "comparison": 788,
   "data": 1_812,

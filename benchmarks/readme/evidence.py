@@ -64,7 +64,7 @@ FILMS = {
   "video_clips": "as filmed",
   "video_longer": "1,600 steps",
   "video_noisy": "noise of ±2",
-  "video_moving": "a moving camera",
+  "video_moving": "trained on `bikes`",
 }
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
@@ -77,7 +77,7 @@ ORDERS = {
 # By file of a record's scores: videos on which no network was trained.
 OTHER_VIDEOS = {
   "carphone.npy": "another camera",
-  "bikes.npy": "a moving camera",
+  "bikes.npy": "`bikes`",
 }
 VIDEO_MODELS = (
   "`FFV1`",
@@ -192,13 +192,19 @@ def frames() -> Iterator[str]:
     found = [bits(film, choice) for film in FILMS]
     if any(found[1:]):
       rows.append((about, *(interval(x) if x else "" for x in found)))
-  *_, one, _, four, every = FRAMES
+  *_, one, around, four, every = FRAMES
   for choice in (four, every):
-    gaps = (interval(bits(x, one), bits(x, choice)) for x in FILMS)
-    rows.append((f"1 minus {FRAMES[choice]}", *gaps))
+    gaps = []
+    for film in FILMS:
+      found = bits(film, one), bits(film, around) or [np.inf]
+      gaps.append(interval(min(found, key=np.mean), bits(film, choice)))
+    rows.append((f"best of 1, minus {FRAMES[choice]}", *gaps))
   # Bytes of which only the noise is unknown, and those of one noisy copy.
   noise = np.full(5, 1 / 5)
-  for about, p in ("least", noise), ("one copy", np.convolve(noise, noise)):
+  for about, p in (
+    ("(the noise)", noise),
+    ("(one copy)", np.convolve(noise, noise)),
+  ):
     bits_of_noise = f"{scipy.stats.entropy(p, base=2):.3f}"
     rows.append((about, "", "", bits_of_noise, ""))
   yield tables.markdown(rows)

@@ -129,8 +129,8 @@ def write_config(
   """Writes the config of a run to its workdir, after `check_config`.
 
   Changes to the previous config are appended to config_changes.jsonl, with the
-  step from which they apply, and printed on standard error. Those of later
-  steps, whose checkpoints are lost, apply from this step on.
+  step from which they apply, and printed on standard error. Changes recorded at
+  a later step, whose checkpoint is lost, apply from this step on.
   """
   changes = check_config(workdir, config, free)
   path = pathlib.Path(workdir) / "config.json"

@@ -186,27 +186,24 @@ def video() -> Iterator[str]:
 def frames() -> Iterator[str]:
   """Bits by how many earlier frames show the target's pixel."""
   rows = [("earlier frames", *FILMS.values())]
-  known = {film: rows_of(film, "choice") for film in FILMS}
-  bits = lambda film, x: known[film].get(x, {}).get("values", ())
+  found = {film: rows_of(film, "choice") for film in FILMS}
+  bits = lambda film, x: found[film].get(x, {}).get("values", ())
   for choice, about in FRAMES.items():
-    found = [bits(film, choice) for film in FILMS]
-    if any(found[1:]):
-      rows.append((about, *(interval(x) if x else "" for x in found)))
+    cells = [interval(x) if (x := bits(film, choice)) else "" for film in FILMS]
+    if any(cells[1:]):
+      rows.append((about, *cells))
   *_, one, around, four, every = FRAMES
   for choice in (four, every):
     gaps = []
     for film in FILMS:
-      found = bits(film, one), bits(film, around) or [np.inf]
-      gaps.append(interval(min(found, key=np.mean), bits(film, choice)))
+      rivals = filter(None, (bits(film, x) for x in (one, around)))
+      gaps.append(interval(min(rivals, key=np.mean), bits(film, choice)))
     rows.append((f"best of 1, minus {FRAMES[choice]}", *gaps))
-  # Bytes of which only the noise is unknown, and those of one noisy copy.
+  # The entropy of the noise, and that of the difference of two noisy copies.
   noise = np.full(5, 1 / 5)
-  for about, p in (
-    ("(the noise)", noise),
-    ("(one copy)", np.convolve(noise, noise)),
-  ):
-    bits_of_noise = f"{scipy.stats.entropy(p, base=2):.3f}"
-    rows.append((about, "", "", bits_of_noise, ""))
+  known = {"(the noise)": noise, "(one copy)": np.convolve(noise, noise)}
+  for about, p in known.items():
+    rows.append((about, "", "", f"{scipy.stats.entropy(p, base=2):.3f}", ""))
   yield tables.markdown(rows)
   yield records(*FILMS)
 

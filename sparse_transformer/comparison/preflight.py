@@ -61,7 +61,7 @@ def check_runs(plan: Comparison) -> list[dict]:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
-    # Those of the budget: runs of tuning, which come last, may be shorter.
+    # The first run of a choice has the full budget; tuning may have less.
     keys.setdefault(label, trials.keys(experiment, config.train.steps))
     units[source.unit] = label
   if len(units) > 1:

@@ -111,7 +111,7 @@ def _opened(path: pathlib.Path) -> Iterator[Any]:
 
   atomic.size(path)
   with files.blame(path), PIL.Image.open(path) as image:
-    is_photo = image.format in ("JPEG", "MPO")  # of which phones make some
+    is_photo = image.format in ("JPEG", "MPO")  # some phones write MPO
     yield PIL.ImageOps.exif_transpose(image) if is_photo else image
 
 

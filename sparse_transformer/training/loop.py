@@ -83,8 +83,7 @@ def train(
   """Trains up to step `config.train.steps`, from the last checkpoint if any.
 
   Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
-  the workdir. The config may be a ConfigDict; settings: see `Options`. Returns
-  the final state.
+  the workdir; returns the state. Also takes a ConfigDict; settings: `Options`.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more
@@ -152,7 +151,6 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
   is_last = first == config.train.steps or watch.is_over()
   every = config.train.log_every, config.eval.every, config.checkpoint.every
   total = None if run.options.limit else config.train.steps
-
   # A signal ends it. Kernels need the mesh in context.
   with (
     contextlib.suppress(signals.Stopped),
@@ -160,13 +158,7 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
     progress("step", total, first, not processes.is_first()) as advance,
     Profile(run.options.profile, first, writer, watch) as profile,
   ):
-    validated = [x["step"] for x in lines if x["split"] == "validation"]
-    is_due = _is_due(first, config.eval.every, is_last)
-    is_due &= first > max(validated, default=0)  # it was interrupted
-    # A changed run would score it differently than the one that made it.
-    scores = lambda x: (x.attention, x.eval) == (config.attention, config.eval)
-    made = run.checkpoints.config
-    if is_due and processes.decide(lambda: scores(made(first))):
+    if _lacks_validation(run, first, is_last, lines):
       with watch.paused():
         bits = _validate(run, state, watch)
         run.checkpoints.save(state, bits)  # they are added to the saved step
@@ -207,6 +199,19 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
   split = "stopped" if run.stops.reason else "end"
   writer.note(int(state.step), split, peak_bytes=max(peaks), **watch.times())
   return state
+
+
+def _lacks_validation(run, step, is_last, lines):
+  """Whether the validation of a saved step was interrupted, and can be made."""
+  config = run.experiment.config
+  validated = [x["step"] for x in lines if x["split"] == "validation"]
+  is_due = _is_due(step, config.eval.every, is_last)
+  if not is_due or step <= max(validated, default=0):
+    return False
+  # A changed run would score it differently than the one that made it.
+  parts = lambda config: (config.attention, config.eval)
+  made = run.checkpoints.config
+  return processes.decide(lambda: parts(made(step)) == parts(config))
 
 
 def _is_due(step, every, is_last):

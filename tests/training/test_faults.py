@@ -116,7 +116,7 @@ def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   if changes:
     whole = tmp_path / "whole"
     loop.train(runs.tiny(**SETTINGS | changes), whole)
-  # Many saves, each of which deletes an earlier checkpoint.
+  # Many saves; each deletes an earlier checkpoint.
   line = words(workdir, **changes | {"checkpoint.every": 1})
   for _ in range(kills):
     process = start("train.py", *line)

@@ -173,7 +173,7 @@ def test_checkpoint_gets_the_validation_that_a_signal_interrupted(
   assert saved.describe(4)["validation"] == validation["bits_per_dim"]
   assert saved.find("best") == 4
   assert end["peak_bytes"] == 10**15  # of the process that trained
-  (tmp_path / "checkpoints" / "4" / store.LATER).write_text("{")
+  (tmp_path / "checkpoints" / "4" / store.VALIDATION).write_text("{")
   assert saved.describe(4)["validation"] is None  # and all else stays known
 
 

@@ -1,4 +1,4 @@
-"""Tests of the learning-rate schedule, and of which parameters decay."""
+"""Tests of the learning-rate schedule and of weight decay."""
 
 import functools
 

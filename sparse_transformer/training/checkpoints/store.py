@@ -39,7 +39,7 @@ from sparse_transformer.training.step import State
 STATE, ABOUT, FILES = "state", "about/metadata", "files.json"
 # How a file is lost: any other error may pass, and the file be intact.
 LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
-LATER = "validation.json"
+VALIDATION = "validation.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
@@ -128,7 +128,7 @@ class Checkpoints:
   def describe(self, step: int) -> dict[str, Any]:
     """The `about` of a checkpoint, as far as it can be read."""
     found: dict[str, Any] = {}
-    for name in ABOUT, LATER:
+    for name in ABOUT, VALIDATION:
       with contextlib.suppress(OSError, ValueError):
         found |= atomic.read_json(self._path(step) / name, dict)
     return found
@@ -241,7 +241,9 @@ class Checkpoints:
 
   def _add(self, step: int, validation: float) -> None:
     if self.describe(step).get("validation") is None:
-      atomic.write_json(self._path(step) / LATER, dict(validation=validation))
+      atomic.write_json(
+        self._path(step) / VALIDATION, dict(validation=validation)
+      )
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
@@ -259,7 +261,7 @@ class Checkpoints:
     new, bits = checkpoints[-1], self._bits()
     if new.metrics is not None:
       bits[new.step] = new.metrics
-    steps = sorted({*self.steps(), new.step})  # others are not complete
+    steps = sorted({*self.steps(), new.step})  # complete checkpoints
     best = min(bits, key=bits.__getitem__, default=None)
     kept = {*steps[-self._keep :], best}
     return [x.step in kept or x.step not in steps for x in checkpoints]

@@ -281,20 +281,18 @@ def card(name: str) -> str:
 def records(*names: str) -> str:
   link = "[`{0}`](../benchmarks/results/{0}.json)"
   links = ", ".join(map(link.format, names))
-  text = f"Records: {links}; [commands](#commands)."
+  text = f"Records: {links}."
   return textwrap.fill(text, 100, break_on_hyphens=False)
 
 
 def commands() -> str:
-  text, lines = (record.REPO / "docs" / "evidence.md").read_text(), []
-  for name in dict.fromkeys(re.findall(r"/results/(\w+)\.json", text)):
-    about = _about(name)
-    seeds = f"; {about['seeds']} seeds" if "seeds" in about else ""
-    lines.append(f"# {name}: {about['machine']}; {about['commit']}{seeds}")
-    lines += about["command"], ""
-  return "\n".join(["```", *lines[:-1], "```"])
-
-
-def _about(name):
-  found = record.read(name)
-  return found.get("about", found)
+  """The command, commit and machine of each record that has one command."""
+  blocks = []
+  for path in sorted(record.FOLDER.glob("*.json")):
+    found = record.read(path.stem)
+    about = found.get("about", found) if isinstance(found, dict) else {}
+    if "command" in about:
+      seeds = [f"{about['seeds']} seeds"] if about.get("seeds") else []
+      made = ", ".join([about["commit"], about["machine"], *seeds])
+      blocks.append(f"`{path.stem}`: {made}\n\n    {about['command']}")
+  return "\n\n".join(blocks)

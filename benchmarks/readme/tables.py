@@ -172,8 +172,8 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "compressors": evidence.compressors,
     "listops": evidence.listops,
     "orders": evidence.orders,
-    "commands": evidence.commands,
   },
+  "benchmarks/results/README.md": {"commands": evidence.commands},
   "docs/paper.md": {"released": released},
   "weights/README.md": {
     name: functools.partial(evidence.card, name)

@@ -92,27 +92,24 @@ def is_hidden(name: str) -> bool:
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
-  """Whether a file has one of these suffixes, compressed or not; "" is any."""
-  if _is_packed(path):
-    return has_suffix(path.with_suffix(""), *suffixes)
+  """Whether a file has one of these suffixes; "" is any.
+
+  So has a compressed file, but not a copy of one that is there.
+  """
+  if path.suffix.lower() in (*OPENERS, ".zip"):
+    inner = path.with_suffix("")
+    return not inner.is_file() and has_suffix(inner, *suffixes)
   return "" in suffixes or path.suffix.lower() in suffixes
-
-
-def _is_packed(path):
-  return path.suffix.lower() in (*OPENERS, ".zip")
 
 
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """The file, or all files below a folder that have a suffix, in order.
 
-  A compressed copy of another file is left out. FileNotFoundError if there are
-  none.
+  FileNotFoundError if there are none.
   """
   if not path.is_dir():
     return [path]
-  every = {*below(path)}
-  copies = {x for x in every if _is_packed(x) and x.with_suffix("") in every}
-  found = sorted(x for x in every - copies if has_suffix(x, *suffixes))
+  found = sorted(x for x in below(path) if has_suffix(x, *suffixes))
   if not found:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
     raise FileNotFoundError(

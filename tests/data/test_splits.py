@@ -58,8 +58,8 @@ def test_numbered_files_of_a_split_are_joined(tmp_path):
   for name, number in (("b_2", 4), ("train-1", 1), ("train-2", 2), ("val", 3)):
     (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(bytes([number])))
   (tmp_path / "test").mkdir()
-  (tmp_path / "test" / "a").write_bytes(bytes([5]))
-  (tmp_path / "test" / "c").write_bytes(bytes([6]))
+  for name, number in ("test/a", 5), ("test/c", 6), ("train-2.txt", 2):
+    (tmp_path / name).write_bytes(bytes([number]))  # the last has a copy
   found = data.source(config("bytes", tmp_path, length=1)).load()
   found = {split: bytes(symbols) for split, symbols in found.items()}
   assert found == dict(train=b"\1\2", validation=b"\3", test=b"\5\6")

@@ -73,7 +73,6 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
     for name in ("step", *metrics.TIMES)
   }
   path = record.without_folders(config.data.path)
-  config = config.replace(**{"data.path": path})
   return dict(
     seed=config.train.seed,
     parameters=model.count_parameters(Experiment(config).model),
@@ -88,7 +87,7 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
       for line in lines
       if line["split"] == "validation"
     ],
-    config=config.to_dict(),
+    config=config.replace(**{"data.path": path}).to_dict(),
   )
 
 

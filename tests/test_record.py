@@ -3,6 +3,7 @@
 import json
 
 import comparisons
+import numpy as np
 import pytest
 import runs
 
@@ -14,12 +15,13 @@ pytestmark = pytest.mark.tools
 
 @pytest.fixture
 def workdir(tmp_path):
-  """The files of a run on text with two fields changed."""
-  from configs import text_small
+  """The files of a run on clips with two fields changed."""
+  from configs import video
 
-  config = text_small.get_config()
-  config.attention.cycle = (1, 0, 0)
-  config.data.path = "/some/folder/file.txt"
+  config = video.get_config()
+  config.data.fractions = (0.5, 0.25, 0.25)
+  config.data.path = f"{tmp_path}/clips.npy"
+  np.save(config.data.path, np.zeros((8, 256, 16), np.uint8))
   folder = tmp_path / "mine"
   config_lib.write_config(folder, config)
   common = dict(nats_per_dim=1.0, bits_per_dim=1.5)
@@ -38,7 +40,7 @@ def workdir(tmp_path):
 
 
 def command(workdir, *words):
-  config = f"--config={runs.REPO}/configs/text_small.py"
+  config = f"--config={runs.REPO}/configs/video.py"
   words = config, f"--workdir={workdir}", *words
   return runs.command("benchmarks/run.py", *words)
 
@@ -48,16 +50,16 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert command(workdir, f"--out={out}") == 0
   found = json.loads(out.read_text())
   assert found["command"] == (
-    "python train.py --config=text_small.py --workdir=runs/mine"
-    " --config.data.path=file.txt '--config.attention.cycle=(1, 0, 0)'"
+    "python train.py --config=video.py --workdir=runs/mine --config.data.path="
+    "clips.npy '--config.data.fractions=(0.5, 0.25, 0.25)'"
   )
-  assert found["parameters"] == 867_712
+  assert found["parameters"] == 108_992
   assert found["steps"] == 2 and found["seconds"] == 4.5
   assert found["processor_seconds"] is None
   (evaluation,) = found["evaluations"]
   assert evaluation["bits_per_dim"] == 1.25 and "by_position" not in evaluation
   assert found["validation"] == [dict(step=2, bits_per_dim=1.5, seconds=4.5)]
-  assert "/some" not in out.read_text()
+  assert str(tmp_path) not in out.read_text()
 
 
 def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):

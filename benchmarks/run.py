@@ -50,7 +50,8 @@ def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
   for path in sorted(workdir.glob("*/seed*/evaluations/test-*.json")):
     found = atomic.read_json(path)
     other = found.get("overrides", {}).get("data.path", "")
-    parts = np.array_split(found["by_position"], PARTS)
+    known = [x for x in found["by_position"] if x is not None]
+    parts = np.array_split(known, min(PARTS, len(known)))
     yield dict(
       pattern=config_lib.read_config(path.parents[1]).attention.pattern,
       seed=path.parent.parent.name,

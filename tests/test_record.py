@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import runs
 
-from benchmarks import record
+from benchmarks import record, run
 from sparse_transformer import config as config_lib
 
 pytestmark = pytest.mark.tools
@@ -22,20 +22,17 @@ def workdir(tmp_path):
   config.data.fractions = (0.5, 0.25, 0.25)
   config.data.path = f"{tmp_path}/clips.npy"
   np.save(config.data.path, np.zeros((8, 256, 16), np.uint8))
-  folder = tmp_path / "mine"
+  folder = tmp_path / "x" / "seed0"
   config_lib.write_config(folder, config)
-  common = dict(nats_per_dim=1.0, bits_per_dim=1.5)
   lines = [
-    dict(step=1, split="train", seconds=2.5, **common),
-    dict(step=2, split="validation", seconds=4.5, **common),
+    dict(step=1, split="train", seconds=2.5, nats=1.0, bits_per_dim=1.5),
+    dict(step=2, split="validation", seconds=4.5, bits_per_dim=1.5),
   ]
-  text = "".join(json.dumps(line) + "\n" for line in lines)
-  (folder / "metrics.jsonl").write_text(text)
+  (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   (folder / "evaluations").mkdir()
-  evaluation = dict(split="test", min_context=0, bits_per_dim=1.25)
-  evaluation |= dict(standard_error=None, by_position=[1.0, 1.5])
-  path = folder / "evaluations" / "test-step2.json"
-  path.write_text(json.dumps(evaluation))
+  evaluation = dict(split="test", min_context=0, bits_per_dim=1.25, examples=2)
+  evaluation |= dict(standard_error=None, by_position=[1.0, None, 1.5])
+  (folder / "evaluations" / "test-2.json").write_text(json.dumps(evaluation))
   return folder
 
 
@@ -46,11 +43,11 @@ def command(workdir, *words):
 
 
 def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
-  out = tmp_path / "records" / "mine.json"
+  out = tmp_path / "records" / "x.json"
   assert command(workdir, f"--out={out}") == 0
   found = json.loads(out.read_text())
   assert found["command"] == (
-    "python train.py --config=video.py --workdir=runs/mine --config.data.path="
+    "python train.py --config=video.py --workdir=runs/seed0 --config.data.path="
     "clips.npy '--config.data.fractions=(0.5, 0.25, 0.25)'"
   )
   assert found["parameters"] == 108_992
@@ -60,13 +57,14 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert evaluation["bits_per_dim"] == 1.25 and "by_position" not in evaluation
   assert found["validation"] == [dict(step=2, bits_per_dim=1.5, seconds=4.5)]
   assert str(tmp_path) not in out.read_text()
+  (tested,) = run.tested(tmp_path)
+  assert tested["by_position"] == [1.0, 1.5]  # of the scored ones
 
 
 def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
   monkeypatch.setattr(record, "FOLDER", tmp_path)
-  run = comparisons.run("dense", 0, 2.0)
   content = comparisons.record(
-    run,
+    comparisons.run("dense", 0, 2.0),
     command="python -m x '--config.data.path=/some/a.txt' --workdir=/some/mine",
     config={"data": {"path": "/some/a.txt"}},
   )

@@ -67,6 +67,8 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
   results = [x for x in map(atomic.read_json, paths) if not x.get("overrides")]
   if not results:
     raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
+  for x in results:
+    x["command"] = record.without_folders(x.get("command", ""))
   lines = metrics.read(workdir)
   fields = "step", "bits_per_dim", *metrics.TIMES
   most = {

@@ -31,7 +31,7 @@ def workdir(tmp_path):
   (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   (folder / "evaluations").mkdir()
   evaluation = dict(split="test", min_context=0, bits_per_dim=1.25, examples=2)
-  evaluation |= dict(standard_error=None, by_position=[1.0, None, 1.5])
+  evaluation |= dict(command=f"--x={tmp_path}/y", by_position=[1.0, None, 1.5])
   (folder / "evaluations" / "test-2.json").write_text(json.dumps(evaluation))
   return folder
 

@@ -181,7 +181,7 @@ def file_name(pattern: Pattern) -> str:
 def picture(pattern: Pattern) -> np.ndarray:
   """RGB image: the keys of one query in the data above, all pairs below."""
   pattern = realize(pattern)
-  above = image_of_query(pattern, POSITIONS, ROWS)
+  above = image_of_query(pattern, POSITIONS, (ROWS, COLUMNS))
   below = image_of_matrix(pattern, POSITIONS)
   above = _framed(above, CELL * POSITIONS // COLUMNS, lines=True)
   below = _framed(below, CELL)
@@ -197,7 +197,7 @@ def draw_held():
     matrix = patterns.parse(text)[0][0].matrix(POSITIONS)
     # Byte j is held by key j + 1.
     held = _Realized(np.pad(matrix[:, 1:], ((0, 0), (0, 1))))
-    show(axis, image_of_query(held, POSITIONS, ROWS))
+    show(axis, image_of_query(held, POSITIONS, (ROWS, COLUMNS)))
     axis.set_title(f"{about}\n{text}", fontsize="medium", color=style.DARK)
     axis.plot(x, y - 1, "o", ms=5, color=style.COLORS[1])
     for row, label in ((y, "target"), (y - 1, "byte above")):

@@ -73,7 +73,7 @@ def panels(
   labels = "keys of one query,\nin the data", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
-    show(top, image_of_query(pattern, length, shape[0]), aspect="auto")
+    show(top, image_of_query(pattern, length, shape), aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
     notes = ["yellow: depends on the content"] * bool(pattern.contents())
     if length > MAX_LENGTH:
@@ -132,13 +132,14 @@ def cell_size(n: int) -> int:
   return -(-n // MAX_CELLS)
 
 
-def image_of_query(pattern: Pattern, length: int, rows: int) -> np.ndarray:
-  """RGB image of what a query in the lower half sees, in `rows` rows."""
-  query = shown_query(length)
-  cells = np.zeros(rows * -(-length // rows), np.uint8)
+def image_of_query(
+  pattern: Pattern, length: int, shape: Sequence[int]
+) -> np.ndarray:
+  """RGB image of what a query in the lower half sees, in data of a shape."""
+  query, cells = shown_query(length), np.zeros(np.prod(shape), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
-  in_data = cells.reshape(rows, -1)
+  in_data = cells.reshape(shape[0], -1)
   return paint(in_data, *map(cell_size, in_data.shape))
 
 
@@ -158,8 +159,7 @@ def _cells(pattern, q, k):
   if not pattern.contents():
     return np.where(pattern.mask(q, k), KEY, 0)
   cells = np.where(pattern.support().mask(q, k), MAYBE, 0)
-  static, _ = pattern.split()
-  return cells if static is None else np.where(static.mask(q, k), KEY, cells)
+  return np.where(pattern.static_part().mask(q, k), KEY, cells)
 
 
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:

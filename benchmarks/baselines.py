@@ -35,7 +35,7 @@ import numpy as np
 from absl import flags
 
 from benchmarks import linear, record
-from sparse_transformer import cli, data
+from sparse_transformer import cli, data, schema
 
 Splits = Mapping[str, np.ndarray]
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10", "av": "18.1.0"}
@@ -89,8 +89,8 @@ SEES = {
 
 def main(argv):
   cli.require("config")
-  config = flags.FLAGS.config.data
-  path = record.without_folders(config.path or "")
+  config = schema.typed(flags.FLAGS.config).data
+  path = record.without_folders(config.path)
   content = record.about("python -m benchmarks.baselines", sys.argv[1:])
   content |= dict(data=dict(path=path, fractions=config.fractions))
   source = data.source(config)

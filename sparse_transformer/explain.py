@@ -6,7 +6,7 @@ Prints attention by pattern; what positions see through the network; the FLOPs
 of a training step, and the bytes of its state; the cache for decoding; what
 would run attention on other devices; with --compile, also the memory of the
 step, compiled for this machine. --json prints one JSON object. Draws the
-patterns into --out. Reads no data, trains nothing.
+patterns into --out. Trains nothing, reads data of images and labelled only.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 

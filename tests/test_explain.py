@@ -57,16 +57,16 @@ def test_pattern_of_a_user():
   names = [(row["pattern"], row["heads"]) for row in rows]
   assert names[:2] == [(str(thirds), [0]), (str(local), [1])]
   assert rows[0]["pairs"] == thirds.matrix(64).sum()
-  empty = rows[3]
-  assert (empty["pairs"], empty["cache"], empty["computed"]) == (0, 0, 0)
+  assert [rows[3][x] for x in ("pairs", "cache", "computed")] == [0, 0, 0]
   seen = patterns.reach(((thirds, local), (thirds,)), 64)
   missing = np.argwhere(~seen & np.tri(64, dtype=bool))
   assert result["reach"]["missing"] == missing[0].tolist()
 
 
-def test_network_that_is_not_causal_has_no_cache():
+def test_network_that_is_not_causal_or_has_documents_has_no_cache():
   result = report(TWO_LAYERS, *((catalogue.Around(),) * 2,) * 2)
   assert result["cache"] is None and result["reach"]["layers"] is None
+  assert not report(runs.text("x", **{"data.documents": True}))["cache"]
   assert any("never reaches" in line for line in result["text"])
 
 

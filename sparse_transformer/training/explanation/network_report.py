@@ -157,7 +157,8 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
-  if model.classifies or any(row.cache is None for row in rows):
+  is_impossible = model.classifies or model.separator is not None
+  if is_impossible or any(row.cache is None for row in rows):
     return None
   group = model.num_heads // model.num_key_heads
   held_by = lambda row: key_heads(tuple(row.heads), group) or ()
@@ -256,8 +257,7 @@ def _sum_rows(report):
       yield title, form(parts["total"]), about
       yield from ((f"  {x}", form(parts[x])) for x in parts if x != "total")
   yield ("",)
-  if report.cache is None:
-    yield "cache", "none", "a label, or queries attend to later keys"
+  if (size := report.cache) is None:
+    yield "cache", "none", "a label, documents, or queries see later keys"
   else:
-    size = tables.size(report.cache)
-    yield "cache", size, "keys and values to decode a sequence"
+    yield "cache", tables.size(size), "keys and values to decode a sequence"

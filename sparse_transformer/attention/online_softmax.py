@@ -228,7 +228,7 @@ def _softmax_of_tile(q, keys, pairs, scores):
   mask, weights = pairs
   s, _ = _scores(q, keys.k, mask, scores)
   if weights is not None:
-    s = s + jnp.log(weights)
+    s = s + jnp.log(jnp.where(weights > 0, weights, 1))
   max_ = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(max_))
   out = _dot("abhts,abhse->abhte", p.astype(keys.v.dtype), keys.v)

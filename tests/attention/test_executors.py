@@ -26,11 +26,7 @@ from sparse_transformer.patterns import (
   TopBlocks,
 )
 
-
-def heavy(*case):
-  return pytest.param(*case, marks=pytest.mark.soak)
-
-
+heavy = lambda *case: pytest.param(*case, marks=pytest.mark.soak)
 EXECUTORS = laws.ANYWHERE
 # The two in plain XLA differ in the sizes of steps only.
 EACH = "streamed", heavy("batched")

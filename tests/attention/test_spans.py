@@ -11,6 +11,7 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend, online_softmax
+from sparse_transformer.attention.contract import Keys, Scores
 
 SPAN = patterns.AdaptiveSpan(60, 16)
 ALONE = (SPAN,) * 3
@@ -19,6 +20,7 @@ MIXED = (
   patterns.Local(4),
   (SPAN - patterns.Local(2)) & patterns.Local(50),
 )
+by_pattern = lambda heads, x: {c: x for p in heads for c in p.contents()}
 
 
 def weights_of(pattern, span, n):
@@ -58,10 +60,6 @@ def by_formula(heads, *arrays):
     return out, jnp.log(total[..., 0]).swapaxes(1, 2)
 
   return laws.with_gradients(formula, *arrays)
-
-
-def by_pattern(heads, spans):
-  return {c: spans for pattern in heads for c in pattern.contents()}
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
@@ -120,6 +118,14 @@ def test_gradients_are_those_of_the_formula_in_float64(backend):
     for x, y in zip(found, reference(inputs, ALONE, spans), strict=True):
       assert x.dtype == jnp.float64
       np.testing.assert_allclose(x, y, atol=1e-12)
+
+
+def test_forward_derivatives_of_a_weight_of_0_are_finite():
+  x, weights = jnp.ones((1, 1, 1, 3, 2)), jnp.array([[[[[1.0, 0.5, 0.0]]]]])
+  run = lambda m: online_softmax.softmax(x, Keys(x, x), (m > 0, m), Scores())
+  _, (dout, dlse) = jax.jvp(run, (weights,), (jnp.ones_like(weights),))
+  np.testing.assert_allclose(dlse, 2 / 1.5, rtol=1e-6)
+  np.testing.assert_allclose(dout, 0, atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", ["auto", "batched"])

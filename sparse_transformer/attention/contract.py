@@ -22,6 +22,8 @@ SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
 
 Axes = tuple[str, ...]  # of a mesh
 Heads = tuple[int, ...] | None  # None: all of them
+# Of `Case.others`, what no kernel has.
+NOT_IN_KERNELS = {"values of another dtype", "a symbolic batch"}
 
 
 @dataclasses.dataclass(frozen=True)

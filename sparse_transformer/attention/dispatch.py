@@ -119,6 +119,7 @@ def attend(
     sinks=sinks_H is not None,
     a_log_sum_exp=return_lse,
     split_positions=split.over_positions,
+    a_symbolic_batch=not isinstance(case.batch, int),
     values_of_another_dtype=queries.q.dtype != keys.v.dtype,
   )
   case = dataclasses.replace(case, length=length, tile=tile)
@@ -180,14 +181,11 @@ def _on_devices(call, queries, keys, given, first):
     (pattern, of_heads if len(x) > 1 else PartitionSpec())
     for pattern, x in given.items()
   )
+  of_others = PartitionSpec(*call.split.spec[:2]), specs, PartitionSpec()
   others = (queries.segments, keys.segments), given, first
-  return shard_map.on_any_mesh(
-    functools.partial(_on_device, call),
-    call.split,
-    (queries.q, keys.k, keys.v),
-    others,
-    (PartitionSpec(*call.split.spec[:2]), specs, PartitionSpec()),
-  )
+  arrays = queries.q, keys.k, keys.v
+  run = functools.partial(_on_device, call)
+  return shard_map.on_any_mesh(run, call.split, arrays, others, of_others)
 
 
 _on_devices_compiled = jax.jit(_on_devices, static_argnums=0)

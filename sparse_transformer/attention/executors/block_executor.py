@@ -70,8 +70,8 @@ class BlockExecutor(contract.Executor):
       return None
     if case.dtype not in self.DTYPES:
       return f"it needs {' or '.join(self.DTYPES)}, got {case.dtype}"
-    if "values of another dtype" in case.others:
-      return "it does not have values of another dtype"
+    if lacking := contract.NOT_IN_KERNELS & {*case.others}:
+      return f"it does not have {' or '.join(sorted(lacking))}"
     widths = case.qk_width, case.value_width
     if not all(width in self.WIDTHS for width in widths):
       return f"widths of heads must be {self.WIDTHS_ARE}, got {widths}"

@@ -54,8 +54,8 @@ class Triton(contract.Executor):
       )
     if case.dtype not in TILES:
       return f"its dtypes are {', '.join(TILES)}, got {case.dtype}"
-    if "values of another dtype" in case.others:
-      return "it does not have values of another dtype"
+    if lacking := contract.NOT_IN_KERNELS & {*case.others}:
+      return f"it does not have {' or '.join(sorted(lacking))}"
     if case.dtype == "float32" and case.qk_width > MAX_FLOAT32_WIDTH:
       return (
         f"in float32, heads must have widths of at most {MAX_FLOAT32_WIDTH},"

@@ -28,8 +28,8 @@ def check_arrays(
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   v_BMGE: jax.Array,
-  segments_BL: jax.Array | Segments | None,
-  first: jax.Array | int | None,
+  segments_BL: jax.Array | Segments | None = None,
+  first: jax.Array | int | None = None,
 ) -> tuple[Queries, Keys, jax.Array | None]:
   """The arrays of `attend`, batched, and `first`, once they are checked."""
   arrays = q_BLHK, k_BMGK, v_BMGE

@@ -71,17 +71,17 @@ def verify(
   heads = arguments.patterns_of_heads(patterns, num_heads, n)
   sizes = width, value_width or width, key_heads or num_heads
   here = platforms.current_platform()
-  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads)
-  case = dataclasses.replace(case, others=others_of(segments=packed))
+  few, more = (others_of(segments=packed, a_log_sum_exp=x) for x in (0, 1))
+  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads, few)
   name, faults = registry.resolve(backend, case), []
-  others = others_of(segments=packed, a_log_sum_exp=True)
-  asked = dataclasses.replace(case, others=others)
+  asked = dataclasses.replace(case, others=more)
   executor = registry.EXECUTORS.get(name)  # None for "dense"
   has_lse = not (executor and executor.unsupported(asked))
   static = binding.static_parts(heads)
   lengths = dict.fromkeys((min(n, SMALL), n) if static else ())
   for length, plain in zip(lengths, ("dense", "batched"), strict=False):
-    inputs = draw(static, length, sizes, dtype)
+    inputs: Any = draw(static, length, sizes, dtype)
+    arguments.check_arrays(*inputs[:3])
     exact = [x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs]
     try:
       with jax.default_matmul_precision("highest"):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from sparse_transformer.attention import as_attention_fn, attend
+from sparse_transformer.attention import as_attention_fn, attend, verify
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -31,10 +31,7 @@ DOCUMENTS = np.digitize(np.arange(N), ENDS)
 SEGMENTS = np.stack([DOCUMENTS] * 2)
 COTANGENT = np.cos(np.arange(2 * N * HEADS * 12, dtype=np.float32))
 COTANGENT = COTANGENT.reshape(2, N, HEADS, 12)
-
-
-def inputs(seed=0):
-  return laws.random_inputs(N, HEADS, group=GROUP, seed=seed)[:3]
+inputs = lambda x=0: laws.random_inputs(N, HEADS, group=GROUP, seed=x)[:3]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -77,7 +74,7 @@ def test_local_on_packed_documents_is_local_on_each(backend):
 @pytest.mark.one_in(4)
 def test_a_document_does_not_see_the_others(heads, backend, documents):
   segments = jnp.asarray(np.stack([documents, documents[::-1]]))
-  arrays, others = inputs(), inputs(seed=1)
+  arrays, others = inputs(), inputs(1)
   is_kept = (segments == 1)[..., None, None]
   changed = [
     jnp.where(is_kept, x, y) for x, y in zip(arrays, others, strict=True)
@@ -176,13 +173,15 @@ def test_only_the_batch_may_be_symbolic():
     jax.export.export(run)(x)
 
 
-def test_an_attention_function_of_flax_says_what_it_cannot_do():
+def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
   x, local = inputs()[0], as_attention_fn("Local(3)")
   for call, message in (
     (lambda: as_attention_fn("Locl(3)"), "did you mean Local"),
     (lambda: as_attention_fn(ROUTING)(x, x, x), "or to as_attention_fn"),
     (lambda: local(x[:, :3], x, x), "3 positions and k 60; cross-attention"),
     (lambda: local(x, x, x, mask=x[..., :1, 0]), "cannot honour a mask"),
+    (lambda: verify("Local(3)", (8, 4, 8), key_heads=3), "the 3 heads of k"),
+    (lambda: verify("Local(3)", (8, 4, 8), "int32"), "got q int32"),
   ):
     with pytest.raises(ValueError, match=message):
       call()

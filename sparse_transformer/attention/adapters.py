@@ -74,11 +74,12 @@ def as_attention_fn(
         " 0, or deterministic=True"
       )
     *batch, num_queries, num_heads, _ = query.shape
+    merged = batch and [-1]
     q, k, v = (
-      x.astype(dtype or x.dtype).reshape(-1, *x.shape[len(batch) :])
+      x.astype(dtype or x.dtype).reshape(*merged, *x.shape[len(batch) :])
       for x in (query, key, value)
     )
-    n = k.shape[1]
+    n = k.shape[-3]
     heads = arguments.patterns_of_heads(given, num_heads, n)
     if is_causal:
       heads = tuple(
@@ -94,8 +95,7 @@ def as_attention_fn(
         "attend cannot honour a mask: say which pairs there are by a pattern,"
         " or call attend with segments_BL for padding and packed documents"
       )
-    out = attend(q, k, v, heads, **options)
-    return out.reshape(*batch, *out.shape[1:])
+    return attend(q, k, v, heads, **options).reshape(*query.shape[:-1], -1)
 
   return attention_fn
 

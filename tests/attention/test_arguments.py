@@ -122,6 +122,8 @@ def test_arrays_may_lack_the_axis_of_the_batch():
   np.testing.assert_allclose(jax.jit(single)(q, k, v), expected, atol=1e-5)
   out, lse = attend(q[0], k[0], v[0], Local(9), return_lse=True)
   assert out.shape == (N, HEADS, 12) and lse.shape == (N, HEADS)
+  of_flax = as_attention_fn(Local(9), segments_BL=DOCUMENTS)
+  assert jax.eval_shape(of_flax, q[0], k[0], v[0]).shape == out.shape
 
 
 def test_sinks_may_have_16_bits_and_the_scale_be_an_array():

@@ -25,6 +25,7 @@ TWO_PARTS = Local(5) | Strided(7)
 BY_HEAD = Local(5), Strided(7), Local(5), Causal()
 AT_RUN_TIME = Local(5) | LSH(4, 6, 2) | TopBlocks(6, 2)
 soak = lambda *checks: pytest.param(checks, marks=pytest.mark.soak)
+unwrapped = lambda attention: attention
 BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
 
 
@@ -52,10 +53,6 @@ def shard_map(spec, **settings):
   return functools.partial(
     jax.shard_map, in_specs=spec, out_specs=spec, **settings
   )
-
-
-def unwrapped(attention):
-  return attention
 
 
 def entire(spec, x):

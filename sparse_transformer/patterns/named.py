@@ -217,15 +217,20 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
     raise _unknown(text)
   try:
     with warnings.catch_warnings(action="ignore"):
-      tree = ast.parse(text, mode="eval").body
+      tree = ast.parse(text.removesuffix(",") + ",", mode="eval").body
   except SyntaxError as error:
     raise _unknown(text, f": {error.msg}") from None
   except (ValueError, RecursionError, MemoryError):
     raise _unknown(text) from None
   factors = tree.elts if isinstance(tree, ast.Tuple) else [tree]
   heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
-  if not factors or not all(heads):
+  if not all(heads):
     raise _unknown(text)
+  if len(heads[0]) > 1 == len(heads) and not text.endswith(","):
+    raise ValueError(
+      f"pattern {shorten(text)!r} needs a comma at its end if heads take turns,"
+      " and no parentheses if layers do"
+    )
   for node in itertools.chain(*heads):  # before anything recurses into one
     count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
     _check_count(count, _source(node, text))

@@ -187,6 +187,7 @@ def test_combination_is_parsed_back_from_its_text(pattern):
     ("-" * 1900 + "Causal()", "unknown pattern '---"),
     ("Local(" * 300, "unknown pattern"),
     ("Local(" + "-" * 1900 + "1)", "is not a number"),
+    ("(Local(4), Local(8))", "a comma at its end if heads take turns"),
   ],
 )
 def test_error_about_a_wrong_expression_is_one_line(text, message):

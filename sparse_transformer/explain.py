@@ -62,6 +62,8 @@ def _check_together(args):
 
 
 def _draw_heads(args):
+  import jax
+
   from sparse_transformer.training.experiment import open_run, restore
   from sparse_transformer.training.explanation import head_statistics
 
@@ -81,7 +83,8 @@ def _draw_heads(args):
   step = int(state.step)
   about = dict(step=step, example=args.example, temperature=args.temperature)
   about["command"] = version.command(step=step)
-  report = head_statistics.draw(model, state.ema, tokens, folder, about)
+  with jax.set_mesh(run[0].mesh):  # which kernels need on several devices
+    report = head_statistics.draw(model, state.ema, tokens, folder, about)
   _print(args, report, head_statistics.render(report), folder)
 
 
@@ -97,17 +100,14 @@ def _explain(args):
   report = network_report.describe(experiment.config, model)
   if args.compile:
     found = experiment.compile().memory_analysis()
-    compiled = dict(
-      arguments=found.argument_size_in_bytes,
-      temporaries=found.temp_size_in_bytes,
-    )
-    compiled["total"] = sum(compiled.values())
+    sizes = found.argument_size_in_bytes, found.temp_size_in_bytes
+    names = "arguments", "temporaries", "total"
+    compiled = dict(zip(names, (*sizes, sum(sizes)), strict=True))
     report = dataclasses.replace(report, compiled=compiled)
   path = args.workdir or config_flags.get_config_filename(args["config"])
   name = pathlib.Path(path).resolve()
-  folder = pathlib.Path(
-    args.out or f"explain/{name.name if args.workdir else name.stem}"
-  )
+  own = f"explain/{name.name if args.workdir else name.stem}"
+  folder = pathlib.Path(args.out or own)
   text = network_report.render(report)
   _print(args, dataclasses.asdict(report), text, folder)  # even if not drawn
   folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from sparse_transformer import model, patterns
 from sparse_transformer.training import metrics
 from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.explanation import head_statistics
 from sparse_transformer.training.loop import train
 from sparse_transformer.training.step import mean_loss, position_losses
 
@@ -100,8 +101,7 @@ def run(tmp_path_factory):
 
 
 def test_separable_classes_are_learned(run, capsys):
-  workdir, _ = run
-  first, *lines = metrics.read(workdir)
+  first, *lines = metrics.read(workdir := run[0])
   assert first["bits_per_dim"] < 1.5 and 0 <= first["accuracy"] <= 1
   *_, last = (line for line in lines if line["split"] == "validation")
   assert last["accuracy"] > 0.9
@@ -113,8 +113,7 @@ def test_separable_classes_are_learned(run, capsys):
   assert result["accuracy"] > 0.9 and result["bits_per_dim"] < 0.5
   assert result["unit"] == "bits/label" and result["tokens"] == 40
   p = result["accuracy"]
-  error = math.sqrt(p * (1 - p) / 39)
-  assert result["accuracy_error"] == pytest.approx(error)
+  assert result["accuracy_error"] == pytest.approx(math.sqrt(p * (1 - p) / 39))
   page = runs.report(workdir)
   assert f"accuracy {p:.4f}" in page and "bits/label" in page
 
@@ -123,13 +122,11 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   workdir, config = run
   source = Experiment(config).source
   opened = open_run(workdir)
-  request = evaluations.Request("validation")
-  state = restore(*opened)
+  state, request = restore(*opened), evaluations.Request("validation")
   result, params = evaluations.evaluate(*opened, state, request), state.ema
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))
-  right = logits_BC.argmax(1) == examples[:, -2]
-  assert result["accuracy"] == right.mean()
+  assert result["accuracy"] == (logits_BC.argmax(1) == examples[:, -2]).mean()
 
 
 def test_resumed_run_is_the_same(run, tmp_path):
@@ -142,10 +139,12 @@ def test_resumed_run_is_the_same(run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-def test_explain_names_what_is_read(run, capsys, tmp_path):
-  workdir, _ = run
+def test_explain_names_what_is_read(run, capsys, tmp_path, monkeypatch):
   script, out = "sparse_transformer/explain.py", f"--out={tmp_path}"
-  explain = functools.partial(runs.command, script, f"--workdir={workdir}", out)
+  explain = functools.partial(runs.command, script, f"--workdir={run[0]}", out)
+  meshes, collect = [], head_statistics.collect
+  spy = lambda *x: meshes.append(jax.sharding.get_mesh()) or collect(*x)
+  monkeypatch.setattr(head_statistics, "collect", spy)
   assert explain() == 0
   found = capsys.readouterr()
   assert re.search("sees +everything after 1 layer ", found.out)
@@ -154,6 +153,7 @@ def test_explain_names_what_is_read(run, capsys, tmp_path):
   report = json.loads((tmp_path / "attention.json").read_text())
   example = Experiment(run[1]).source.examples("test")[0]
   assert report["positions"] == example[-1] < 16
+  assert not meshes[0].empty  # kernels need it
 
 
 # Pretraining: the same examples, without their labels.

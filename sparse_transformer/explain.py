@@ -64,10 +64,12 @@ def _check_together(args):
 def _draw_heads(args):
   import jax
 
+  from sparse_transformer.training import kernel_check
   from sparse_transformer.training.experiment import open_run, restore
   from sparse_transformer.training.explanation import head_statistics
 
   run = open_run(args.workdir, cli.overrides(exact=True), args.step)
+  kernel_check.avoid_wrong(run[0])
   model, examples = run[0].model, run[0].source.examples("test")
   if args.example >= len(examples):
     raise ValueError(
@@ -75,10 +77,8 @@ def _draw_heads(args):
       " of examples in the test split"
     )
   state = restore(*run, args.step, with_data=True)
-  tokens = examples[args.example]
-  if model.classifies:
-    tokens = tokens[: tokens[-1]]  # without padding, label and size
-  tokens = tokens[tokens >= 0]
+  tokens = examples[args.example]  # without padding, label and size
+  tokens = tokens[: tokens[-1]] if model.classifies else tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   step = int(state.step)
   about = dict(step=step, example=args.example, temperature=args.temperature)

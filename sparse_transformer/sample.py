@@ -28,11 +28,13 @@ def main(argv: Sequence[str]) -> None:
 
   from sparse_transformer.model import sampling
   from sparse_transformer.signals import Signals
+  from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import samples
   from sparse_transformer.training.experiment import open_run, restore
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   run = experiment, _ = open_run(args.workdir, cli.overrides(), args.step)
+  kernel_check.avoid_wrong(experiment)  # which a prompt may run
   source, orders = experiment.source, experiment.source.orders
   labels = orders.labels(args.order)
   decoder = samples.decoder(experiment, args.cache, labels)
@@ -47,16 +49,14 @@ def main(argv: Sequence[str]) -> None:
     )
   step = int(state.step)
   about = dict(step=step, command=version.command(step=step))
-  images = orders.restore(tokens, labels)
-  paths = samples.save(folder, source, images, **about)
+  paths = samples.save(folder, source, orders.restore(tokens, labels), **about)
   if paths[0].suffix in samples.TEXTS:
     print(samples.read_text(paths[0]), end="\n\n")
-  drawn = tokens.size - prompts.size
+  speed = (tokens.size - prompts.size) / (seconds or 1)  # 0 if all is given
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} sample{'s' * (args.num > 1)} of step {step} in"
-    f" {paths[0]}{more};"
-    f" {drawn / seconds if drawn else 0:,.0f} symbols per second"
+    f" {paths[0]}{more}; {speed:,.0f} symbols per second"
   )
 
 

@@ -109,9 +109,8 @@ def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
     best = 2 if bits == 3.5 else 4  # NaN does not count as a score
     assert step == 4 or store.Checkpoints(folder).find("best") == best
   assert [x["step"] for x in scores(capfd, folder, "--step=best")] == [2]
-  script = "sparse_transformer/sample.py"
-  words = f"--workdir={folder}", "--num=1", "--step=best"
-  assert runs.command(script, *words) == 0
+  words = "sparse_transformer/sample.py", f"--workdir={folder}", "--num=1"
+  assert runs.command(*words, "--step=best") == 0
   assert "of step 2 in" in capfd.readouterr().out
 
 
@@ -189,8 +188,7 @@ def write_other(name, folder, seed):
     path = path.with_suffix(suffix)
     small_data.write_symbols(path, drawn.ravel())
   changes = {"data.name": name, "attention.stride": 4, "attention.window": 4}
-  if name == "labelled":
-    changes |= {"model.task": "classify"}
+  changes["model.task"] = "classify" if name == "labelled" else "generate"
   return path, runs.text(path, **changes)
 
 
@@ -206,8 +204,7 @@ def test_other_data_are_scored_apart(name, tmp_path, capfd):
     folders.append(folder)
     found += scores(capfd, folder)
   saved = runs.files(folders[0] / "evaluations")
-  word = f"--config.data.path={paths[1]}"
-  (other,) = scores(capfd, folders[0], word)
+  (other,) = scores(capfd, folders[0], f"--config.data.path={paths[1]}")
   assert other["bits_per_dim"] == found[1]["bits_per_dim"]
   assert other["bits_per_dim"] != found[0]["bits_per_dim"]
   assert other["overrides"]["data.path"] == str(paths[1])
@@ -305,7 +302,9 @@ def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
   assert "what is printed could not be written" in err and "evaluations'" in err
 
 
-def test_other_data_than_in_training_are_rejected(workdir, tmp_path, capfd):
+def test_other_data_are_rejected(workdir, tmp_path, capfd, monkeypatch):
+  checked = []
+  monkeypatch.setattr(loop.kernel_check, "avoid_wrong", checked.append)
   run = shutil.copytree(workdir, tmp_path / "run")
   text = (workdir.parent / "text").read_bytes()
   (tmp_path / "text").write_bytes(text.replace(b"not", b"now"))
@@ -319,6 +318,7 @@ def test_other_data_than_in_training_are_rejected(workdir, tmp_path, capfd):
   ):
     assert runs.command(name, f"--workdir={run}", *words) == 1
     assert "on other data" in capfd.readouterr().err
+  assert len(checked) == 3  # kernels, before they are used
   # Sampling without a prompt needs no data.
   sample = "sparse_transformer/sample.py"
   assert runs.command(sample, f"--workdir={run}", "--num=1") == 0

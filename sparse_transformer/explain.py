@@ -35,16 +35,15 @@ def main(argv: Sequence[str]) -> None:
   _check_together(args)
   if args.example is not None:
     _draw_heads(args)
-  elif args.target is None:
-    cli.require("config")
-    _explain(args)
   elif args.target == "list":
     from sparse_transformer.targets import hardware
 
     print(hardware.describe())
   else:
     cli.require("config")
-    _compile(args)
+    if args.workdir and "attention.pattern" in (given := cli.overrides()):
+      args.config.attention.schedule = given.get("attention.schedule", "")
+    (_explain if args.target is None else _compile)(args)
 
 
 def _check_together(args):

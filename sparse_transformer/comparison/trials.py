@@ -13,6 +13,7 @@ from sparse_transformer.comparison import jobs, record
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
+from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import TIMES
@@ -42,8 +43,7 @@ def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:
   tasks = []
   for trial in trials:
     if _last(trial) == ENDED and not evaluation(trial, split):
-      best = evaluation(trial, "validation") or {"step": "best"}
-      words = [f"--split={split}", f"--step={best['step']}"]
+      words = [f"--split={split}", "--step=best"]
       tasks.append(_job(trial, f": {split}", "eval.py", words))
   jobs.call(tasks, among)
 
@@ -69,8 +69,8 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
   """The score of a run's best checkpoint on a split; None if there is none."""
   found = []
   about = dict(split=split, min_context=0, weights="ema", dtype="float32")
-  if split != "validation":
-    about["step"] = (evaluation(trial, "validation") or {}).get("step")
+  with contextlib.suppress(FileNotFoundError):  # they may be gone by now
+    about["step"] = Checkpoints(trial.workdir).find("best")
   for path in sorted((trial.workdir / "evaluations").glob("*.json")):
     with contextlib.suppress(ValueError, TypeError, KeyError):  # damaged
       result = atomic.read_json(path)

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
 
   budgets = {plan.budget[0], (plan.tune_budget or plan.budget)[0]}
   among = jobs.share_machine(flags.FLAGS.jobs, budgets)
-  preflight.begin(plan)
+  preflight.begin(plan, len(among))
   best, tuning = dict.fromkeys(plan.choices, ""), None
   if plan.tuned:
     trials.run_all(plan.tuning, among)

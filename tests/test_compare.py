@@ -112,6 +112,17 @@ def test_runs_are_checked_without_computing_on_a_device():
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
 
 
+def test_each_of_several_jobs_has_its_share_of_the_gpus(monkeypatch):
+  devices = jax.devices() * 2
+  monkeypatch.setattr(jax, "devices", lambda *_: devices)
+  monkeypatch.setattr(jax, "device_count", lambda: len(devices))
+  plan = of("attention.backend", "dense;batched", **{"mesh.data": 1})
+  with pytest.raises(ValueError, match="but there are 2"):
+    preflight.check_runs(plan, 2)  # CPUs are divided by their cores
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  preflight.check_runs(plan, 2)
+
+
 def test_comparison_does_not_go_on_with_other_data(tmp_path):
   path = tmp_path / "text"
   changes = {"data.name": "bytes", "data.path": str(path), "data.length": 32}

@@ -13,14 +13,14 @@ from sparse_transformer.training.experiment import Experiment
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 
 
-def begin(plan: Comparison) -> None:
+def begin(plan: Comparison, number: int = 1) -> None:
   """Checks a comparison, and creates its folder, which says what it compares.
 
   Raises ValueError or OSError if the folder holds something else, or a run
   cannot take place, see `check_runs`.
   """
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
-  own = dict(data=check_runs(plan))
+  own = dict(data=check_runs(plan, number))
   path, about = plan.root / workdir.COMPARISON, plan.about() | own
   if path.exists() and (old := atomic.read_json(path)) != about:
     same = isinstance(old, dict) and old | own == about
@@ -30,9 +30,10 @@ def begin(plan: Comparison) -> None:
   atomic.write_json(path, about)
 
 
-def check_runs(plan: Comparison) -> list[dict]:
+def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
   """Checks the runs of a comparison as far as possible without training.
 
+  `number` runs at the same time divide GPUs among them, see `share_machine`.
   Computes nothing on a GPU: JAX would then allocate most of its memory for this
   process, and the processes of the runs need it. Raises ValueError or OSError
   if a run is impossible, two choices stand for the same run or have different
@@ -42,10 +43,12 @@ def check_runs(plan: Comparison) -> list[dict]:
   sources: dict[tuple, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
+  among = number if jax.default_backend() == "gpu" else 1
+  devices = tuple(jax.devices()[: jax.device_count() // among])
   for trial in _distinct(plan):
     label, config = str(trial), trial.config
     given = config.data, config.model.task
-    experiment = Experiment(config, shared=sources.get(given))
+    experiment = Experiment(config, devices, sources.get(given))
     source = sources[given] = experiment.source
     loop.check(experiment)
     for split in "validation", "test":

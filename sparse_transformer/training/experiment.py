@@ -218,8 +218,8 @@ def restore(
 ) -> step_lib.State:
   """The state at a step; None for the last, "best" by validation in training.
 
-  With `with_data`, the data must be the run's, or others that the config names,
-  with the same symbols.
+  Symbols and classes must be the run's. With `with_data`, so must be the data,
+  unless the config names others.
 
   Raises:
     FileNotFoundError: no checkpoint exists, or it has just been deleted.
@@ -228,9 +228,9 @@ def restore(
   config, source, digest = experiment.config, experiment.source, None
   step, free = checkpoints.find(step), config_lib.FREE_IN_EVALUATION
   if with_data and checkpoints.has_other_data(step, config):
-    checkpoints.check_symbols(step, source)
     free = {*free, "data"}
   elif with_data:
     digest = source.digest()
   checkpoints.check(step, config, digest, free)  # names fields, not arrays
+  checkpoints.check_symbols(step, source)
   return checkpoints.restore(experiment.like, step)

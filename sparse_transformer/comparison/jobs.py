@@ -113,10 +113,9 @@ def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
         process.wait()
   if signals.name:
     runs = (f"the run in {x.workdir}" for x, _ in running.values())
-    places = " and ".join(runs)
     raise Stopped(
-      f"{signals.name} in {places or 'no run'}; what it has saved is kept; run"
-      " the same command to resume"
+      f"{signals.name} in {' and '.join(runs) or 'no run'}; what it has saved"
+      " is kept; run the same command to resume"
     )
   if failures:
     raise OSError(

@@ -110,7 +110,7 @@ class Trial:
     kind, amount = self.budget
     if kind != "steps" and config.attention.schedule:
       raise ValueError(
-        f"--budget={kind}:{amount:g} leaves open whether a run reaches the"
+        f"a budget of {kind}:{amount:g} leaves open whether a run reaches the"
         " steps of attention.schedule; use steps:N"
       )
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
@@ -135,8 +135,7 @@ def parse_vary(text: str, flag: str = "vary") -> tuple[str, list[str]]:
   field, _, values = text.partition("=")
   separator = ";" if ";" in values else OUTSIDE
   choices = [value.strip() for value in re.split(separator, values)]
-  distinct = len({*choices})
-  if not all(choices) or not distinct == len(choices) <= MAX_VALUES:
+  if not all(choices) or not len({*choices}) == len(choices) <= MAX_VALUES:
     raise ValueError(
       f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"
       f" at most {MAX_VALUES}"

@@ -22,9 +22,8 @@ def begin(plan: Comparison, number: int = 1) -> None:
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
   own = dict(data=check_runs(plan, number))
   path, about = plan.root / workdir.COMPARISON, plan.about() | own
-  if path.exists() and (old := atomic.read_json(path)) != about:
-    same = isinstance(old, dict) and old | own == about
-    what = "other data" if same else "another comparison"
+  if path.exists() and (old := atomic.read_json(path, dict)) != about:
+    what = "other data" if old | own == about else "another comparison"
     raise ValueError(f"{path} is of {what}; use another --workdir")
   plan.root.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, about)

@@ -77,8 +77,7 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
       is_own = about.items() <= result.items() and not result.get("overrides")
       if is_own and math.isfinite(result["bits_per_dim"]):
         found.append(result)
-  order = lambda result: (result["bits_per_dim"], result["step"])
-  return min(found, key=order, default=None)
+  return min(found, key=lambda x: (x["bits_per_dim"], x["step"]), default=None)
 
 
 def scored(trial: Trial, split: str) -> dict[str, Any] | None:

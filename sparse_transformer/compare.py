@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
   runs = [trials.collected(trial) for trial in final]
   about = plan.about() | dict(
     unit=runs[0]["unit"],
-    commit=version.commit(),
+    commit=" and ".join(dict.fromkeys(x["commit"] for x in runs)),
     versions=version.packages(),
     command=version.command(),
   )

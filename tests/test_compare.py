@@ -112,17 +112,6 @@ def test_runs_are_checked_without_computing_on_a_device():
       jnp.asarray(np.ones(3)) + 1  # the guard sees what is computed
 
 
-def test_each_of_several_jobs_has_its_share_of_the_gpus(monkeypatch):
-  devices = jax.devices() * 2
-  monkeypatch.setattr(jax, "devices", lambda *_: devices)
-  monkeypatch.setattr(jax, "device_count", lambda: len(devices))
-  plan = of("attention.backend", "dense;batched", **{"mesh.data": 1})
-  with pytest.raises(ValueError, match="but there are 2"):
-    preflight.check_runs(plan, 2)  # CPUs are divided by their cores
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  preflight.check_runs(plan, 2)
-
-
 def test_comparison_does_not_go_on_with_other_data(tmp_path):
   path = tmp_path / "text"
   changes = {"data.name": "bytes", "data.path": str(path), "data.length": 32}
@@ -255,6 +244,11 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
   found = jobs.share_machine(3, {"seconds"})
   assert [x.variables[jobs.GPUS] for x in found] == ["7", "GPU-8", "9"]
+  two = jax.devices() * 2
+  monkeypatch.setattr(jax, "devices", lambda *_: two)
+  monkeypatch.setattr(jax, "device_count", lambda: 2)
+  plan = of("attention.backend", "dense;batched", **{"mesh.data": 1})
+  preflight.check_runs(plan, 2)  # as each has one of the two
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
   with pytest.raises(ValueError, match="cannot share a TPU"):
     jobs.share_machine(2, {"steps"})
@@ -332,7 +326,7 @@ def pretend(scores, called):
           "metrics.jsonl": "".join(f"{json.dumps(x)}\n" for x in lines),
           "evaluations/early.json": json.dumps(early),
           "checkpoints/6/files.json": "",
-          "checkpoints/6/validation.json": '{"validation": 9.0}',
+          "checkpoints/6/about/metadata": '{"validation": 9, "commit": "c0"}',
         }
       else:
         split = words["split"]
@@ -383,6 +377,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   made = json.loads((tmp_path / "c" / "comparison.json").read_text())
   assert [row["choice"] for row in made["rows"]] == ["Strided(8)", "local"]
   assert made["tuning"]["scores"]["Strided(8)"] == {"0.01": 1.5, "0.1": None}
+  assert made["about"]["commit"] == "c0"  # not of what makes the record
   # The folder of one comparison is not used for another.
   capfd.readouterr()
   assert runs.command(SCRIPT, *line, "--first_seed=3") == 1

@@ -62,8 +62,7 @@ def make_record(
 
 def time_of(about: Mapping[str, Any]) -> str:
   """The clock of the table and the figure: wall-clock only if budgeted."""
-  is_timed = about["budget"][0] == "seconds"
-  return "seconds" if is_timed else "processor_seconds"
+  return "seconds" if about["budget"][0] == "seconds" else "processor_seconds"
 
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:

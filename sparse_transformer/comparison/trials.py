@@ -91,10 +91,12 @@ def collected(trial: Trial) -> record.Run:
   lines, experiment = metrics.read(trial.workdir), Experiment(trial.config)
   steps, curve = lines[-1]["step"], record.curve(lines)
   validation: Any = evaluation(trial, "validation")
+  saved = Checkpoints(trial.workdir).describe(validation["step"])
   return dict(
     choice=trial.choice,
     seed=trial.seed,
     unit=validation["unit"],
+    commit=saved.get("commit") or "unknown",
     steps=steps,
     tokens_per_step=trial.config.train.batch_size * experiment.model.length,
     keys=keys(experiment, steps),

@@ -57,10 +57,10 @@ def main(argv: Sequence[str]) -> None:
     versions=version.packages(),
     command=version.command(),
   )
-  first = record.make_record(about, runs)["rows"][0]["choice"]
-  trials.score_all([x for x in final if x.choice == first], "test", among)
+  top = record.make_record(about, runs)["rows"][0]["choice"]
+  trials.score_all([x for x in final if x.choice == top], "test", among)
   for trial, run in zip(final, runs, strict=True):
-    run["test"] = trials.scored(trial, "test")
+    run["test"] = trials.scored(trial, "test") if trial.choice == top else None
   made = record.make_record(about, runs, tuning)
   print(record.render(made))
   record.write_results(plan.root, made)

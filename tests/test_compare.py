@@ -329,9 +329,8 @@ def pretend(scores, called):
           "checkpoints/6/about/metadata": '{"validation": 9, "commit": "c0"}',
         }
       else:
-        split = words["split"]
-        text = json.dumps(about | dict(split=split))
-        files = {f"evaluations/{split}.json": text}
+        about["split"] = words["split"]
+        files = {f"evaluations/{words['split']}.json": json.dumps(about)}
       for name, text in files.items():
         path = task.workdir / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -372,10 +371,14 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   expected += final + [f"{x}: validation" for x in final]
   tests = [f"{chosen[1]}, seed {x}: test" for x in (0, 1)]
   assert called == expected + tests
+  path = tmp_path / "c/local/seed0/evaluations/validation.json"
+  others = path.read_text().replace("validation", "test")  # asked for by hand
+  path.with_name("test.json").write_text(others)
   assert runs.command(SCRIPT, *line) == 0
   assert called == expected + tests  # nothing is done twice
   made = json.loads((tmp_path / "c" / "comparison.json").read_text())
   assert [row["choice"] for row in made["rows"]] == ["Strided(8)", "local"]
+  assert made["rows"][0]["test"] and not made["rows"][1]["test"]
   assert made["tuning"]["scores"]["Strided(8)"] == {"0.01": 1.5, "0.1": None}
   assert made["about"]["commit"] == "c0"  # not of what makes the record
   # The folder of one comparison is not used for another.

@@ -70,8 +70,7 @@ def test_page_lists_changes_of_the_config(workdir, tmp_path):
   cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"
   assert "</td><td>".join(cells) in page
   path.write_text("{}")
-  script = "sparse_transformer/report.py"
-  assert runs.command(script, f"--workdir={copy}") == 1
+  assert runs.command("sparse_transformer/report.py", f"--workdir={copy}") == 1
 
 
 def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):

@@ -165,9 +165,8 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 4
   # The steps that follow are those of the new settings, and no others.
-  experiment = Experiment(config)
   expected = restore(*open_run(trained))
-  expected = advance(experiment, expected, range(4, 8))
+  expected = advance(Experiment(config), expected, range(4, 8))
   assert arrays(state) == arrays(expected)
   loop.train(config, workdir)  # without the flag: nothing changes any more
 
@@ -203,8 +202,7 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
     loop.train(config, workdir, allow_changes=True)
   later.unlink()
   loop.train(config, workdir, allow_changes=True)
-  words = "attention.pattern was 'strided', is 'dense'"
-  assert words in capsys.readouterr().err
+  assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 2
   free = {"attention.backend": "dense", "mesh.data": 1}

@@ -13,8 +13,7 @@ EXPERTS = {"model.experts": 4, "model.num_layers": 2}
 
 @pytest.mark.soak
 def test_run_logs_losses_and_the_load_of_each_expert(tmp_path):
-  config = runs.tiny(**EXPERTS, **{"train.steps": 2})
-  loop.train(config, tmp_path)
+  loop.train(runs.tiny(**EXPERTS, **{"train.steps": 2}), tmp_path)
   for line in metrics.read(tmp_path):
     if line["split"] != "train":
       assert "load_balance" not in line

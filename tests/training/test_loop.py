@@ -133,8 +133,7 @@ def test_samples_during_training_need_a_single_process(monkeypatch):
 
 def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
   every = {"eval.every": 2, "checkpoint.every": 1, "checkpoint.keep": 9}
-  config = runs.tiny(**every)
-  loop.train(config, tmp_path)
+  loop.train(runs.tiny(**every), tmp_path)
   bits = {
     line["step"]: line["bits_per_dim"]
     for line in metrics.read(tmp_path)

@@ -247,13 +247,6 @@ def test_checkpoint_of_older_code_is_read_and_counts(tmp_path, state):
 # Damage.
 
 
-def files_of(workdir, step):
-  """The files that are listed, and the list."""
-  folder = workdir / "checkpoints" / str(step)
-  listed = json.loads((folder / "files.json").read_text())
-  return {name: folder / name for name in (*listed, "files.json")}
-
-
 def flip(content, place):
   return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
@@ -271,7 +264,9 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
   damage, tmp_path, state, capsys
 ):
   save(tmp_path, state, 4, 8)
-  step, found = tmp_path / "checkpoints" / "8", files_of(tmp_path, 8)
+  step = tmp_path / "checkpoints" / "8"
+  listed = json.loads((step / "files.json").read_text())
+  found = {name: step / name for name in (*listed, "files.json")}
   parts = {x.partition("/")[0] for x in found}
   assert parts == {"state", "about", "files.json"}
   for name, file in found.items():

@@ -167,7 +167,7 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   test = dict(bits_per_dim=9.0, standard_error=0.1)
   tested = [run | dict(test=test) for run in TWO[3:]]
   tune = ["optimizer.learning_rate", ["1e-3", "0.01", "0.1"]]
-  about = comparisons.record(*TWO, tune=tune)["about"]
+  about = comparisons.record(*TWO, tune=tune, words=["a  b"])["about"]
   grid = dict(tuned=tune[0], candidates=tune[1])
   plan = of("attention.pattern", "dense;local", **grid)
   scores = {"dense": (3.5, 2.0, None), "local": (4.0, 4.0, 3.0)}

@@ -117,7 +117,7 @@ def mean(
 def write_record(path: pathlib.Path, record: Record) -> None:
   """Writes a record, its lists of numbers on one line each."""
   text = json.dumps(record, indent=1)
-  text = re.sub(r"\[\n[^\[\]{}]*\]", lambda x: " ".join(x[0].split()), text)
+  text = re.sub(r"\[\n[^][{}]*\]", lambda x: re.sub(r"\n *", " ", x[0]), text)
   atomic.write_text(path, text + "\n")
 
 

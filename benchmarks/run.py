@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
     about, data = found["about"], found["about"]["config"]["data"]
     about["command"] = record.without_folders(about["command"])
     data["path"] = record.without_folders(data["path"])
-    found["evaluations"] = [*tested(workdir)]
+    found["evaluations"] = [*evaluated(workdir)]
     comparison.write_record(out, found)
     return
   cli.require("config", "workdir")
@@ -45,9 +45,9 @@ def main(argv: Sequence[str]) -> None:
   record.write(out, content)
 
 
-def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Test scores of a comparison, also on other data, and by position."""
-  for path in sorted(workdir.glob("*/seed*/evaluations/test-*.json")):
+def evaluated(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Scores of a comparison's runs, also on other data, and by position."""
+  for path in sorted(workdir.glob("*/seed*/evaluations/*.json")):
     found = atomic.read_json(path)
     other = found.get("overrides", {}).get("data.path", "")
     known = [x for x in found["by_position"] if x is not None]
@@ -55,7 +55,9 @@ def tested(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     yield dict(
       pattern=config_lib.read_config(path.parents[1]).attention.pattern,
       seed=path.parent.parent.name,
+      split=found["split"],
       data=record.without_folders(other),
+      length=len(found["by_position"]),
       examples=found["examples"],
       bits_per_dim=found["bits_per_dim"],
       by_position=[float(x.mean()) for x in parts],

@@ -51,7 +51,7 @@ WITHIN = {
 LIMITS = {
   "README.md": 175,
   "attention": 5_951,
-  "benchmarks": 2_945,
+  "benchmarks": 2_995,
   "commands": 2_155,
   "comparison": 788,
   "data": 1_809,
@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 556,
   "tests": 17_487,
   "training": 3_840,
-  "words of docs": 19_533,
+  "words of docs": 19_781,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -4,6 +4,7 @@ Differences are of means over seeds; every error is half of a 95 % confidence
 interval, of Welch's for a difference.
 """
 
+import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -46,12 +47,18 @@ COLUMNS = {
     "Local(48), Strided(96)",
   ),
 }
-# By pattern, what it holds of an image.
+# By pattern, what it holds of an image, also with a plane for each color.
+PLANES = "Local(1026) - Local(1021) | Local(2050) - Local(2045)"
+PLANES = f"Local(8) | Local(34) - Local(29) | {PLANES}"
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
+  PLANES: "near bytes in two rows, and those near the pixel in earlier planes",
+  "Local(10) | Local(36) - Local(28)": "near bytes in two rows",
+  "Local(17) | Strided(1024, 1)": "17 bytes, and the pixel in earlier planes",
+  "Local(18)": "18 bytes before the target",
 }
-# Earlier frames in which a pattern has the target's pixel; films, by record.
+# Earlier frames in which a pattern has the target's pixel; records of films.
 FRAMES = {
   "Local(24)": "none",
   "Local(16) | Strided(256)": "all, one byte off",
@@ -60,11 +67,13 @@ FRAMES = {
   "Local(20) | Strided(256, 1) & Local(1025)": "4",
   VIDEO: "all",
 }
+NOISY = "noise of ±2"
 FILMS = {
-  "video_clips": "as filmed",
-  "video_longer": "1,600 steps",
-  "video_noisy": "noise of ±2",
-  "video_moving": "trained on `bikes`",
+  "as filmed": ("video_clips",),
+  "other seeds": ("video_seed10", "video_seed11"),
+  "1,600 steps": ("video_longer",),
+  NOISY: ("video_noisy",),
+  "trained on `bikes`": ("video_moving",),
 }
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
@@ -147,15 +156,21 @@ def one_key() -> Iterator[str]:
   yield records("cifar10_above")
 
 
+def planes() -> Iterator[str]:
+  """Images stored by planes: the pixel that is known in another color."""
+  yield _scores("cifar10_planar", PLANES, "what it holds", HOLDS)
+  yield records("cifar10_planar")
+
+
 def _scores(name, than, title, abouts):
   """All patterns of a comparison of images, the best first."""
-  titles = "pattern", title, "keys", "bits/dim"
+  titles = "pattern", title, "keys", "rate", "bits/dim"
   rows = [(*titles, "minus the first")]
-  base = values(name, than)
+  base, rates = values(name, than), record.read(name)["tuning"]["best"]
   for row in record.read(name)["rows"]:
     choice, found = row["choice"], row["values"]
     shown = re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
-    cells = f"`{shown}`", abouts[choice], f"{row['keys']:.1f}"
+    cells = f"`{shown}`", abouts[choice], f"{row['keys']:.1f}", rates[choice]
     gap = interval(found, base) if found != base else ""
     rows.append((*cells, interval(found), gap))
   return tables.markdown(rows)
@@ -167,9 +182,9 @@ def video() -> Iterator[str]:
   yield _scores(name, VIDEO, "earlier frames", FRAMES)
   titles = "earlier frames", "test", "frame 1", "frames 2 to 16"
   rows = [(*titles, *OTHER_VIDEOS.values())]
+  tested = [x for x in record.read(name)["evaluations"] if x["split"] == "test"]
   for choice, about in FRAMES.items():
-    scores = record.read(name)["evaluations"]
-    scores = [x for x in scores if x["pattern"] == choice]
+    scores = [x for x in tested if x["pattern"] == choice]
     bits = lambda data, scores=scores: [
       x["bits_per_dim"] for x in scores if x["data"] == data
     ]
@@ -183,29 +198,61 @@ def video() -> Iterator[str]:
   yield records(name, "baselines_video")
 
 
+def equal_time() -> Iterator[str]:
+  """Dense attention, also on shorter clips, in as much processor time."""
+  name = "video_dense"
+  found = record.read(name)
+  titles = "pattern", "frames of a clip", "steps", "bits/dim"
+  rows = [(*titles, "frames 2 to 4")]
+  for row in found["rows"]:
+    pattern, data = row["choice"].split(" with ")
+    length = 4 if "clips4" in data else 16
+    parts = [
+      np.array(x["by_position"]).reshape(length, -1)[1:4].mean()
+      for x in found["evaluations"]
+      if (x["pattern"], x["length"]) == (pattern, length * 256)
+    ]
+    scores = map(interval, (row["values"], parts))
+    rows.append((f"`{pattern}`", str(length), f"{row['steps']:.0f}", *scores))
+  yield tables.markdown(rows)
+  yield records(name)
+
+
 def frames() -> Iterator[str]:
   """Bits by how many earlier frames show the target's pixel."""
-  rows = [("earlier frames", *FILMS.values())]
-  found = {film: rows_of(film, "choice") for film in FILMS}
-  bits = lambda film, x: found[film].get(x, {}).get("values", ())
+  rows, bits = [("earlier frames", *FILMS)], {}
+  for film, names in FILMS.items():
+    for row in (row for name in names for row in record.read(name)["rows"]):
+      bits.setdefault((film, _pattern(row["choice"])), []).extend(row["values"])
   for choice, about in FRAMES.items():
-    cells = [interval(x) if (x := bits(film, choice)) else "" for film in FILMS]
-    if any(cells[1:]):
-      rows.append((about, *cells))
+    found = [bits.get((film, choice), []) for film in FILMS]
+    rows.append((about, *map(_interval_or_few, found)))
   *_, one, around, four, every = FRAMES
   for choice in (four, every):
     gaps = []
     for film in FILMS:
-      rivals = filter(None, (bits(film, x) for x in (one, around)))
-      gaps.append(interval(min(rivals, key=np.mean), bits(film, choice)))
+      rivals = [bits[film, x] for x in (one, around) if (film, x) in bits]
+      gaps.append(interval(min(rivals, key=np.mean), bits[film, choice]))
     rows.append((f"best of 1, minus {FRAMES[choice]}", *gaps))
   # The entropy of the noise, and that of the difference of two noisy copies.
   noise = np.full(5, 1 / 5)
   known = {"(the noise)": noise, "(one copy)": np.convolve(noise, noise)}
   for about, p in known.items():
-    rows.append((about, "", "", f"{scipy.stats.entropy(p, base=2):.3f}", ""))
+    cell = f"{scipy.stats.entropy(p, base=2):.3f}"
+    rows.append((about, *(cell if x == NOISY else "" for x in FILMS)))
   yield tables.markdown(rows)
-  yield records(*FILMS)
+  yield records(*itertools.chain(*FILMS.values()))
+
+
+def _interval_or_few(values):
+  """Two values say little about their spread."""
+  few = ", ".join(f"{x:.3f}" for x in values)
+  return few if len(values) < 3 else interval(values)
+
+
+def _pattern(choice):
+  """The pattern of a choice that sets more, without parentheses."""
+  return re.sub(r"\((\w+\([^|]+\) & [^|]+)\)", r"\1", choice.split(" with ")[0])
 
 
 def rows_of(name: str, key: str = "model") -> dict[str, dict[str, Any]]:
@@ -292,7 +339,7 @@ def commands() -> str:
     found = record.read(path.stem)
     about = found.get("about", found) if isinstance(found, dict) else {}
     if "command" in about:
-      seeds = [f"{about['seeds']} seeds"] if about.get("seeds") else []
-      made = ", ".join([about["commit"], about["machine"], *seeds])
+      seeds = f", {x} seeds" if (x := about.get("seeds", 1)) > 1 else ""
+      made = f"{about['commit']}, {about['machine']}{seeds}"
       blocks.append(f"`{path.stem}`: {made}\n\n    {about['command']}")
   return "\n\n".join(blocks)

@@ -166,6 +166,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   },
   "docs/evidence.md": {
     "video": evidence.video,
+    "equal_time": evidence.equal_time,
     "frames": evidence.frames,
     "columns": evidence.columns,
     "one_key": evidence.one_key,

@@ -49,9 +49,9 @@ WITHIN = {
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py
 # writes them.
 LIMITS = {
-  "README.md": 175,
+  "README.md": 176,
   "attention": 5_951,
-  "benchmarks": 2_995,
+  "benchmarks": 2_997,
   "commands": 2_155,
   "comparison": 788,
   "data": 1_809,
@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 556,
   "tests": 17_487,
   "training": 3_840,
-  "words of docs": 19_781,
+  "words of docs": 19_877,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -49,7 +49,7 @@ WITHIN = {
 # The lines that rooms have, at most: PYTHONPATH=. python tests/test_house.py
 # writes them.
 LIMITS = {
-  "README.md": 176,
+  "README.md": 175,
   "attention": 5_951,
   "benchmarks": 2_997,
   "commands": 2_155,

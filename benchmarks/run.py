@@ -21,7 +21,7 @@ from sparse_transformer.comparison import record as comparison
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 
-PARTS = 16  # of a sequence; in clips, frames
+PART = 64  # positions
 
 
 def main(argv: Sequence[str]) -> None:
@@ -51,7 +51,7 @@ def evaluated(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
     found = atomic.read_json(path)
     other = found.get("overrides", {}).get("data.path", "")
     known = [x for x in found["by_position"] if x is not None]
-    parts = np.array_split(known, min(PARTS, len(known)))
+    parts = np.array_split(known, -(-len(known) // PART))
     yield dict(
       pattern=config_lib.read_config(path.parents[1]).attention.pattern,
       seed=path.parent.parent.name,

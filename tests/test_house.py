@@ -51,7 +51,7 @@ WITHIN = {
 LIMITS = {
   "README.md": 175,
   "attention": 5_951,
-  "benchmarks": 2_997,
+  "benchmarks": 2_999,
   "commands": 2_155,
   "comparison": 788,
   "data": 1_809,
@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 556,
   "tests": 17_487,
   "training": 3_840,
-  "words of docs": 19_877,
+  "words of docs": 19_998,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -58,7 +58,7 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   assert found["validation"] == [dict(step=2, bits_per_dim=1.5, seconds=4.5)]
   assert str(tmp_path) not in out.read_text()
   (tested,) = run.evaluated(tmp_path)
-  assert tested["by_position"] == [1.0, 1.5]  # of the scored ones
+  assert tested["by_position"] == [1.25]  # of the scored ones
 
 
 def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):

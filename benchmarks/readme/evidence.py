@@ -47,16 +47,17 @@ COLUMNS = {
     "Local(48), Strided(96)",
   ),
 }
-# By pattern, what it holds of an image, also with a plane for each color.
-PLANES = "Local(1026) - Local(1021) | Local(2050) - Local(2045)"
-PLANES = f"Local(8) | Local(34) - Local(29) | {PLANES}"
+# By pattern, what it holds of an image, and of one that is stored by planes.
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
-  PLANES: "near bytes in two rows, and those near the pixel in earlier planes",
-  "Local(10) | Local(36) - Local(28)": "near bytes in two rows",
-  "Local(17) | Strided(1024, 1)": "17 bytes, and the pixel in earlier planes",
-  "Local(18)": "18 bytes before the target",
+}
+PLANES = "Local(1026) - Local(1021) | Local(2050) - Local(2045)"
+IN_PLANES = {
+  f"Local(8) | Local(34) - Local(29) | {PLANES}": "13 near, 10 in other planes",
+  "Local(17) | Strided(1024, 1)": "17 before it, its pixel in other planes",
+  "Local(10) | Local(36) - Local(28)": "10 before it, 8 above",
+  "Local(18)": "18 before it",
 }
 # Earlier frames in which a pattern has the target's pixel; records of films.
 FRAMES = {
@@ -88,12 +89,8 @@ OTHER_VIDEOS = {
   "carphone.npy": "another camera",
   "bikes.npy": "`bikes`",
 }
-VIDEO_MODELS = (
-  "`FFV1`",
-  "linear, 12 pixels",
-  "linear, 21 pixels",
-  "`x264 -qp 0`",
-)
+LINEAR = "linear, 12 pixels", "linear, 21 pixels"
+VIDEO_MODELS = "`FFV1`", *LINEAR, "`x264 -qp 0`"
 PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
 # Accuracy in % as published by Tay et al. 2021, Table 1.
 PUBLISHED = {
@@ -109,9 +106,13 @@ PUBLISHED = {
 def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
   """The mean of some values, or the difference of two means, with its error.
 
+  One or two values are listed: they say little about their error.
+
   >>> interval([1.0, 1.1, 0.9]), interval([2.0, 2.1], [1.0, 1.1])
   ('1.000 ± 0.248', '+1.000 ± 0.304')
   """
+  if len(values) < 3 and not than:
+    return ", ".join(f"{x:.3f}" for x in values)
   if than:
     test, sign = scipy.stats.ttest_ind(values, than, equal_var=False), "+"
   else:
@@ -158,8 +159,22 @@ def one_key() -> Iterator[str]:
 
 def planes() -> Iterator[str]:
   """Images stored by planes: the pixel that is known in another color."""
-  yield _scores("cifar10_planar", PLANES, "what it holds", HOLDS)
-  yield records("cifar10_planar")
+  name = "cifar10_planar"
+  rates = record.read(name)["tuning"]["best"]
+  rows = [("a query holds", "rate", "bits/dim", "red", "green", "blue")]
+  for choice in rows_of(name, "choice"):
+    bits = _by_part(name, 3, pattern=choice, split="validation")
+    scores = map(interval, (values(name, choice), *bits.T))
+    rows.append((IN_PLANES[choice], rates[choice], *scores))
+  yield tables.markdown(rows)
+  yield records(name)
+
+
+def _by_part(name, number, **of):
+  """Bits in equal parts of sequences, [seeds, parts], of some evaluations."""
+  scores = record.read(name)["evaluations"]
+  bits = [x["by_position"] for x in scores if of.items() <= x.items()]
+  return np.reshape(bits, (len(bits), number, -1)).mean(2)
 
 
 def _scores(name, than, title, abouts):
@@ -182,19 +197,16 @@ def video() -> Iterator[str]:
   yield _scores(name, VIDEO, "earlier frames", FRAMES)
   titles = "earlier frames", "test", "frame 1", "frames 2 to 16"
   rows = [(*titles, *OTHER_VIDEOS.values())]
-  tested = [x for x in record.read(name)["evaluations"] if x["split"] == "test"]
   for choice, about in FRAMES.items():
-    scores = [x for x in tested if x["pattern"] == choice]
-    bits = lambda data, scores=scores: [
-      x["bits_per_dim"] for x in scores if x["data"] == data
-    ]
-    frames = np.array([x["by_position"] for x in scores if not x["data"]])
-    found = bits(""), frames[:, 0], frames[:, 1:].mean(1)
-    found += (*map(bits, OTHER_VIDEOS),)
+    test = dict(pattern=choice, split="test")
+    frames = _by_part(name, 16, data="", **test)
+    found = [frames.mean(1), frames[:, 0], frames[:, 1:].mean(1)]
+    found += [_by_part(name, 1, data=x, **test)[:, 0] for x in OTHER_VIDEOS]
     rows.append((about, *map(interval, found)))
   known = rows_of("baselines_video")
-  rows += [(x, f"{known[x]['test']:.3f}", *[""] * 4) for x in VIDEO_MODELS]
   yield tables.markdown(rows)
+  bits = "; ".join(f"{x}: {known[x]['test']:.3f}" for x in VIDEO_MODELS)
+  yield textwrap.fill(f"Without a network, test: {bits}.", 100)
   yield records(name, "baselines_video")
 
 
@@ -208,12 +220,8 @@ def equal_time() -> Iterator[str]:
     pattern, data = row["choice"].split(" with ")
     length = 4 if "clips4" in data else 16
     own = dict(pattern=pattern, length=256 * length, split="validation")
-    parts = [  # bits by clip's frame; those that short clips begin with go
-      np.reshape(x["by_position"], (length, -1))[np.arange(length) % 4 > 0]
-      for x in found["evaluations"]
-      if own.items() <= x.items()
-    ]
-    scores = map(interval, (row["values"], np.mean(parts, (1, 2))))
+    parts = _by_part(name, length, **own)[:, np.arange(length) % 4 > 0]
+    scores = map(interval, (row["values"], parts.mean(1)))
     about = found["tuning"]["best"][row["choice"]], f"{row['steps']:.0f}"
     rows.append((f"`{pattern}`", str(length), *about, *scores))
   yield tables.markdown(rows)
@@ -228,7 +236,7 @@ def frames() -> Iterator[str]:
       bits.setdefault((film, _pattern(row["choice"])), []).extend(row["values"])
   for choice, about in FRAMES.items():
     found = [bits.get((film, choice), []) for film in FILMS]
-    rows.append((about, *map(_interval_or_few, found)))
+    rows.append((about, *map(interval, found)))
   *_, one, around, four, every = FRAMES
   for choice in (four, every):
     gaps = []
@@ -244,12 +252,6 @@ def frames() -> Iterator[str]:
     rows.append((about, *(cell if x == NOISY else "" for x in FILMS)))
   yield tables.markdown(rows)
   yield records(*itertools.chain(*FILMS.values()))
-
-
-def _interval_or_few(values):
-  """Two values say little about their spread."""
-  few = ", ".join(f"{x:.3f}" for x in values)
-  return few if len(values) < 3 else interval(values)
 
 
 def _pattern(choice):
@@ -285,13 +287,12 @@ def compressors() -> Iterator[str]:
 
 def listops() -> Iterator[str]:
   """Published accuracies on ListOps beside those of its first symbol."""
-  rows = [("model", "accuracy, %")]
-  rows += [(name, f"{x:.2f}") for name, x in PUBLISHED.items()]
+  found = [f"{name} {x:.2f}" for name, x in PUBLISHED.items()]
   for row in record.read("baselines_listops")["rows"]:
-    error = 196 * row["standard_error"]
-    cell = f"{100 * row['test']:.1f} ± {error:.1f}"
-    rows.append((f"{row['model']}, which sees {row['sees']}", cell))
-  yield tables.markdown(rows)
+    scores = f"{100 * row['test']:.1f} ± {196 * row['standard_error']:.1f}"
+    found.append(f"{row['model']} (sees {row['sees']}) {scores}")
+  text = f"Accuracy in %: {'; '.join(found)}."
+  yield textwrap.fill(text, 100, break_on_hyphens=False)
   yield records("baselines_listops")
 
 

@@ -170,6 +170,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "frames": evidence.frames,
     "columns": evidence.columns,
     "one_key": evidence.one_key,
+    "planes": evidence.planes,
     "compressors": evidence.compressors,
     "listops": evidence.listops,
     "orders": evidence.orders,

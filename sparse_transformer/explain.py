@@ -99,9 +99,11 @@ def _explain(args):
   report = network_report.describe(experiment.config, model)
   if args.compile:
     found = experiment.compile().memory_analysis()
-    sizes = found.argument_size_in_bytes, found.temp_size_in_bytes
-    names = "arguments", "temporaries", "total"
-    compiled = dict(zip(names, (*sizes, sum(sizes)), strict=True))
+    parts = dict(
+      arguments=found.argument_size_in_bytes,
+      temporaries=found.temp_size_in_bytes,
+    )
+    compiled = parts | dict(total=sum(parts.values()))
     report = dataclasses.replace(report, compiled=compiled)
   path = args.workdir or config_flags.get_config_filename(args["config"])
   name = pathlib.Path(path).resolve()

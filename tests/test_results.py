@@ -45,7 +45,7 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   before = runs.files(copy)
   change(copy / "README.md", "| `Local(128)` | ", "| `Local(128)` | 1")
   change(copy / "docs" / "speed.md", "| `ours` |", "| ours |")
-  change(copy / "docs" / "evidence.md", "| Transformer |", "| A Transformer |")
+  change(copy / "docs" / "evidence.md", ": Transformer", ": A Transformer")
   status, lines = check(capsys)
   assert status == 1 and len(lines) == 4
   made = "README.md: speed", "docs/evidence.md: listops", "docs/speed.md: peers"

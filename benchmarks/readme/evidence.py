@@ -14,7 +14,7 @@ import numpy as np
 import scipy.stats
 
 from benchmarks import record
-from sparse_transformer import tables
+from sparse_transformer import patterns, tables
 
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
@@ -235,15 +235,15 @@ def frames() -> Iterator[str]:
     for row in (row for name in names for row in record.read(name)["rows"]):
       bits.setdefault((film, _pattern(row["choice"])), []).extend(row["values"])
   for choice, about in FRAMES.items():
-    found = [bits.get((film, choice), []) for film in FILMS]
+    found = [bits.get((film, _pattern(choice)), []) for film in FILMS]
     rows.append((about, *map(interval, found)))
-  *_, one, around, four, every = FRAMES
-  for choice in (four, every):
+  *_, one, around, four, every = map(_pattern, FRAMES)
+  for about, pattern in ("4", four), ("all", every):
     gaps = []
     for film in FILMS:
       rivals = [bits[film, x] for x in (one, around) if (film, x) in bits]
-      gaps.append(interval(min(rivals, key=np.mean), bits[film, choice]))
-    rows.append((f"best of 1, minus {FRAMES[choice]}", *gaps))
+      gaps.append(interval(min(rivals, key=np.mean), bits[film, pattern]))
+    rows.append((f"best of 1, minus {about}", *gaps))
   # The entropy of the noise, and that of the difference of two noisy copies.
   noise = np.full(5, 1 / 5)
   known = {"(the noise)": noise, "(one copy)": np.convolve(noise, noise)}
@@ -255,8 +255,8 @@ def frames() -> Iterator[str]:
 
 
 def _pattern(choice):
-  """The pattern of a choice that sets more, without parentheses."""
-  return re.sub(r"\((\w+\([^|]+\) & [^|]+)\)", r"\1", choice.split(" with ")[0])
+  """The pattern of a choice, which may set more, however it is written."""
+  return patterns.parse(choice.split(" with ")[0])
 
 
 def rows_of(name: str, key: str = "model") -> dict[str, dict[str, Any]]:

@@ -74,7 +74,7 @@ def as_attention_fn(
         " 0, or deterministic=True"
       )
     *batch, num_queries, num_heads, _ = query.shape
-    merged = batch and [-1]
+    merged = [-1] if batch else []  # all axes of the batch, as one
     q, k, v = (
       x.astype(dtype or x.dtype).reshape(*merged, *x.shape[len(batch) :])
       for x in (query, key, value)

@@ -71,10 +71,11 @@ def verify(
   heads = arguments.patterns_of_heads(patterns, num_heads, n)
   sizes = width, value_width or width, key_heads or num_heads
   here = platforms.current_platform()
-  few, more = (others_of(segments=packed, a_log_sum_exp=x) for x in (0, 1))
-  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads, few)
+  others = functools.partial(others_of, segments=packed)
+  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads)
+  case = dataclasses.replace(case, others=others())
   name, faults = registry.resolve(backend, case), []
-  asked = dataclasses.replace(case, others=more)
+  asked = dataclasses.replace(case, others=others(a_log_sum_exp=True))
   executor = registry.EXECUTORS.get(name)  # None for "dense"
   has_lse = not (executor and executor.unsupported(asked))
   static = binding.static_parts(heads)

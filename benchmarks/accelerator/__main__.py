@@ -54,7 +54,7 @@ def parse(argv):
   flags.add_argument("--parts", type=split, default=(), help=names)
   flags.add_argument("--executors", type=split, default=(), help=names)
   flags.add_argument("--minutes", type=float, default=30, help="for all parts")
-  flags.add_argument("--data", default="", help="CIFAR-10: a folder or a .npy")
+  flags.add_argument("--data", default="", help="CIFAR-10: a folder or .npy")
   flags.add_argument("--small", action="store_true", help="small sizes")
   return flags.parse_args(argv)
 

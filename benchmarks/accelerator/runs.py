@@ -70,7 +70,8 @@ def of_train(settings: Settings) -> dict:
     name, seconds = NAME, max(1.0, settings.seconds - MARGIN)
     fields = ("eval.sequences=256",)
   if settings.data:
-    kind = "images" if settings.data.endswith(".npy") else "cifar10"
+    is_prepared = any(pathlib.Path(settings.data).glob("cifar10*"))
+    kind = "cifar10" if is_prepared else "images"
     fields = *fields, f"data.name={kind}", f"data.path={settings.data}"
   return {name: functools.partial(train, name, seconds, fields)}
 

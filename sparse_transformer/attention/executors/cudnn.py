@@ -35,18 +35,23 @@ class Sequences:
 
 
 def divide(part: Pattern, n: int) -> Sequences | None:
-  """The sequences in which a part is dense; None if it is not."""
+  """The sequences in which a part is dense; None if it is not.
+
+  JAX has gradients of even lengths only. If later keys are masked, padding at
+  the end is never seen.
+  """
+  even = lambda x: x + x % 2
   match part:
     case catalogue.Causal():
-      return Sequences(1, n, 1)
+      return Sequences(1, even(n), 1)
     case catalogue.Full():
       return Sequences(1, n, 1, causal=False)
     case catalogue.Local(window, causal=True):
-      return Sequences(1, n, 1, window=window)
+      return Sequences(1, even(n), 1, window=window)
     case catalogue.Dilated(window, stride, causal=True):
-      return Sequences(1, -(-n // stride), stride, window=window)
+      return Sequences(1, even(-(-n // stride)), stride, window=window)
     case catalogue.Strided(stride, 0, causal=True):
-      return Sequences(1, -(-n // stride), stride)
+      return Sequences(1, even(-(-n // stride)), stride)
     case catalogue.Block(size, 0, causal=True):
       return Sequences(-(-n // size), min(size, n), 1)
   return None
@@ -73,6 +78,8 @@ class Cudnn(contract.Executor):
       rows = contract.number(case.batch) * found.blocks
       if max(rows, case.num_heads * found.columns) > MAX_SEQUENCES:
         return f"{shorten(pattern)} has more than {MAX_SEQUENCES} sequences"
+      if found.length % 2 and self.implementation == "cudnn":
+        return f"{shorten(pattern)} has sequences of odd length"
     if self.implementation == "xla":
       return None
     if case.platform != "cuda":

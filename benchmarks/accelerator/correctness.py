@@ -39,7 +39,7 @@ FULL = (
   *("Block(256)", "Strided(32)", "Block(128) | Summary(128, 32)"),
   "BigBird(block=64)",
 )
-DENSE = "Causal()", "Local(300)", "Strided(128)", "Block(256)", "Dilated(64, 9)"
+DENSE = "Causal()", "Full()"
 # {n: stride}; at the last two lengths, Triton splits long lists of queries.
 STRIDES = {3072: 96, 12_288: 128, 65_536: 256}
 PAPER = "Local({l}) | Strided({l})", "Block({l}) | Summary({l}, 32)"

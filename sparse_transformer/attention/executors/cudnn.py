@@ -1,7 +1,8 @@
-"""The executor that calls cuDNN's attention, for what `divide` makes dense."""
+"""The executor that calls cuDNN's attention, for dense patterns."""
 
 import dataclasses
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,59 +10,24 @@ import jax.numpy as jnp
 from sparse_transformer.attention import contract, platforms
 from sparse_transformer.attention.contract import Case, Plan, Plans
 from sparse_transformer.attention.heads import heads_of_parts
-from sparse_transformer.patterns import Pattern, catalogue, shorten
+from sparse_transformer.patterns import Causal, Full, Pattern, shorten
 
 DTYPES = "bfloat16", "float16"
 MIN_CAPABILITY = 8.0  # Ampere
 MULTIPLE, MAX_WIDTH = 8, 128  # widths of heads; others are padded
-MAX_SEQUENCES = 2**16 - 1  # blocks of threads along an axis of a grid
 TILE = 128  # for estimates: cuDNN does not say which it takes
-
-
-@jax.tree_util.register_static
-@dataclasses.dataclass(frozen=True)
-class Sequences:
-  """How positions are divided into sequences of equal length.
-
-  Blocks become more sequences of the batch and columns more heads, so that
-  nothing is copied. The last positions may be padding.
-  """
-
-  blocks: int
-  length: int
-  columns: int
-  causal: bool = True
-  window: int = 0  # keys up to the query that it attends to; 0 for all
-
-
-def divide(part: Pattern, n: int) -> Sequences | None:
-  """The sequences in which a part is dense; None if it is not.
-
-  JAX has gradients of even lengths only. If later keys are masked, padding at
-  the end is never seen.
-  """
-  even = lambda x: x + x % 2
-  match part:
-    case catalogue.Causal():
-      return Sequences(1, even(n), 1)
-    case catalogue.Full():
-      return Sequences(1, n, 1, causal=False)
-    case catalogue.Local(window, causal=True):
-      return Sequences(1, even(n), 1, window=window)
-    case catalogue.Dilated(window, stride, causal=True):
-      return Sequences(1, even(-(-n // stride)), stride, window=window)
-    case catalogue.Strided(stride, 0, causal=True):
-      return Sequences(1, even(-(-n // stride)), stride)
-    case catalogue.Block(size, 0, causal=True):
-      return Sequences(-(-n // size), min(size, n), 1)
-  return None
 
 
 @dataclasses.dataclass(frozen=True)
 class Cudnn(contract.Executor):
-  """Runs heads whose patterns have one part each, which is dense."""
+  """Runs heads that see all keys, or all until the query's position.
 
-  implementation: str = "cudnn"  # "xla" runs the same on any platform
+  It could also run windows, and columns as sequences of their own; there
+  Triton's kernels are faster (benchmarks/results/accelerator-nvidia-h200.json).
+  """
+
+  # "xla" runs the same on any platform.
+  implementation: Literal["cudnn", "xla"] = "cudnn"
 
   def unsupported(self, case: Case) -> str | None:
     if case.others:
@@ -70,16 +36,9 @@ class Cudnn(contract.Executor):
       return "its tiles cannot be chosen"
     if not case.patterns:
       return "no pattern is given"
-    for pattern in dict.fromkeys(case.patterns):
-      first, *more = pattern.parts()
-      found = None if more else divide(first, case.length)
-      if found is None:
-        return f"{shorten(pattern)} is not dense in an order of positions"
-      rows = contract.number(case.batch) * found.blocks
-      if max(rows, case.num_heads * found.columns) > MAX_SEQUENCES:
-        return f"{shorten(pattern)} has more than {MAX_SEQUENCES} sequences"
-      if found.length % 2 and self.implementation == "cudnn":
-        return f"{shorten(pattern)} has sequences of odd length"
+    for pattern in case.patterns:
+      if not isinstance(pattern, Causal | Full):
+        return f"{shorten(pattern)} is not dense"
     if self.implementation == "xla":
       return None
     if case.platform != "cuda":
@@ -88,6 +47,8 @@ class Cudnn(contract.Executor):
       return f"it needs compute capability {MIN_CAPABILITY} or later"
     if case.dtype not in DTYPES:
       return f"its dtypes are {', '.join(DTYPES)}, got {case.dtype}"
+    if case.length % 2 and Full() in case.patterns:
+      return "JAX has gradients of even lengths only"
     if (width := max(case.qk_width, case.value_width)) > MAX_WIDTH:
       return f"widths of heads must be at most {MAX_WIDTH}, got {width}"
     return None
@@ -98,7 +59,7 @@ class Cudnn(contract.Executor):
 
   def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
     return [
-      (Plan(part, TILE, divide(part, case.length)), heads)
+      (Plan(part, TILE, None), heads)
       for part, heads in heads_of_parts(patterns, case.length)
     ]
 
@@ -120,19 +81,20 @@ class Cudnn(contract.Executor):
     return jax.vjp(attend, queries.q, keys.k, keys.v)
 
   def _attend(self, plan, q_BLHK, k_BMGK, v_BMGE):
-    (b, n, h, k), e = q_BLHK.shape, v_BMGE.shape[-1]
-    of, width = plan.tables, -(-max(k, e) // MULTIPLE) * MULTIPLE
-    num = of.blocks * of.length * of.columns
+    (_, n, _, k), e = q_BLHK.shape, v_BMGE.shape[-1]
+    width = -(-max(k, e) // MULTIPLE) * MULTIPLE
+    is_causal = plan.pattern == Causal()
+    # JAX has gradients of even lengths only; no query sees keys after the last.
+    more = n % 2 * is_causal
 
-    def divide(x):
-      more = (0, 0), (0, num - n), (0, 0), (0, width - x.shape[-1])
-      return jnp.pad(x, more).reshape(b * of.blocks, of.length, -1, width)
+    def pad(x):
+      sizes = (0, 0), (0, more), (0, 0), (0, width - x.shape[-1])
+      return jnp.pad(x, sizes)
 
-    out = jax.nn.dot_product_attention(  # type: ignore[call-overload]
-      *map(divide, (q_BLHK, k_BMGK, v_BMGE)),
+    out_BLHE = jax.nn.dot_product_attention(
+      *map(pad, (q_BLHK, k_BMGK, v_BMGE)),
       scale=plan.scores.factor(k),
-      is_causal=of.causal,
-      local_window_size=(of.window - 1, 0) if of.window else None,
+      is_causal=is_causal,
       implementation=self.implementation,
     )
-    return out.reshape(b, num, h, width)[:, :n, :, :e]
+    return out_BLHE[:, :n, :, :e]

@@ -12,14 +12,11 @@ Text: compressors: the size of the training split and the scored one minus the
 size of the training split.
 Codecs are not given the training split. They and compressors also learn from
 what they have coded of a split; `sees` says what they can use.
-ListOps: accuracies in place of bits, of the most frequent label: of all, and
-given the root's operator.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
 
 import bz2
-import collections
 import fractions
 import functools
 import importlib
@@ -28,7 +25,7 @@ import math
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,7 +36,6 @@ from sparse_transformer import cli, data, schema
 
 Splits = Mapping[str, np.ndarray]
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10", "av": "18.1.0"}
-EXAMPLES = 20_000  # of ListOps
 BEST = 9 | lzma.PRESET_EXTREME
 # Its manual recommends for text: bits of literal context, none of position.
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
@@ -93,19 +89,14 @@ def main(argv):
   path = record.without_folders(config.path)
   content = record.about("python -m benchmarks.baselines", sys.argv[1:])
   content |= dict(data=dict(path=path, fractions=config.fractions))
-  source = data.source(config)
-  if isinstance(source, data.Sequences):
-    content["data"]["length"] = config.length
-    content |= score_labels(source)
-  else:
-    content |= score(source)
+  content |= score(data.source(config))
   for name in sys.modules.keys() & OPTIONAL:  # these were used
     content["versions"][name] = sys.modules[name].__version__
   out = flags.FLAGS.out or record.FOLDER / f"baselines_{config.name}.json"
   record.write(pathlib.Path(out), content)
 
 
-def score(source: data.Images | data.Stream) -> dict[str, Any]:
+def score(source: data.Source) -> dict[str, Any]:
   if isinstance(source, data.Images):
     splits = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
     rows = [independent(splits, source.vocab_size)]
@@ -114,7 +105,7 @@ def score(source: data.Images | data.Stream) -> dict[str, Any]:
     if source.frames > 1 and optional("av"):
       rows += video_codecs(splits, source)
     rows += linear.score(splits, source)
-  elif source.unit != "bits/byte":
+  elif not isinstance(source, data.Stream) or source.unit != "bits/byte":
     raise ValueError(f"{source.unit}: data must be images or text")
   else:
     splits = source.load()
@@ -194,46 +185,6 @@ def compress(splits: Splits) -> list[dict[str, Any]]:
     about = dict(model=f"`{name}`", sees=SEES[name.split()[0]])
     rows.append(about | dict(zip(linear.SCORED, given, strict=True)))
   return rows
-
-
-def score_labels(source: data.Sequences) -> dict[str, Any]:
-  splits = {split: _examples(source, split) for split in data.SPLITS}
-  models: tuple[tuple[str, str, Callable[[np.ndarray], Hashable]], ...] = (
-    ("most frequent label", "nothing", lambda x: 0),
-    ("root's operator", "the first symbol", lambda x: x[0]),
-  )
-  rows = [
-    dict(model=model, sees=sees) | most_frequent(splits, key)
-    for model, sees, key in models
-  ]
-  numbers = {split: len(found) for split, found in splits.items()}
-  return dict(unit="accuracy", symbols=numbers, rows=rows)
-
-
-def _examples(source, split):
-  """(symbols, label) of a split, of at most `EXAMPLES` spread over it."""
-  rows = source.examples(split)
-  places = np.linspace(0, len(rows) - 1, min(EXAMPLES, len(rows)))
-  chosen = (rows[int(i)] for i in places.round())
-  return [(row[: row[-1]], int(row[-2])) for row in chosen]
-
-
-def most_frequent(
-  splits: dict[str, Any], key: Callable[[np.ndarray], Hashable]
-) -> dict[str, float]:
-  """Accuracies of the most frequent label for each key in training."""
-  labels: dict[Hashable, collections.Counter] = {}
-  for x, label in splits["train"]:
-    labels.setdefault(key(x), collections.Counter())[label] += 1
-  everywhere = sum(labels.values(), collections.Counter())
-  guess = lambda x: labels.get(key(x), everywhere).most_common(1)[0][0]
-  hits = {
-    split: np.array([guess(x) == label for x, label in splits[split]])
-    for split in linear.SCORED
-  }
-  error = float(hits["test"].std(ddof=1)) / len(hits["test"]) ** 0.5
-  found = {split: float(right.mean()) for split, right in hits.items()}
-  return found | dict(standard_error=error)
 
 
 if __name__ == "__main__":

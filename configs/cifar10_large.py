@@ -1,9 +1,14 @@
 """CIFAR-10, minutes on one GPU: cifar10_medium.py, wider and trained longer.
 
-Paper row: none; 6 merged layers of 32 nearby bytes, trained by Muon.
+Paper row: none; 32 nearby bytes in all heads of 6 merged layers.
 
   python train.py --config=configs/cifar10_large.py --workdir=runs/cifar10_large
   python eval.py --workdir=runs/cifar10_large --step=best
+
+1,671,552 parameters. Expected: 3.199 bits/dim of the test split; validation, of
+the first 64 images, 3.72, 3.47, 3.41, 3.37, 3.35, 3.34 after 1,000, 5,000,
+10,000, 15,000, 20,000 and 25,000 steps, and 3.215 on all; 229 seconds on an
+NVIDIA H200.
 """
 
 from configs import cifar10_medium
@@ -20,7 +25,7 @@ def get_config():
   config.optimizer.ema_decay = 0.999
   config.optimizer.warmup_steps = 500
 
-  config.train.steps = 30_000
+  config.train.steps = 25_000
   config.train.batch_size = 16
   config.train.log_every = 100
   config.eval.every = 1000

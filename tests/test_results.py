@@ -45,10 +45,10 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   before = runs.files(copy)
   change(copy / "README.md", "| `Local(128)` | ", "| `Local(128)` | 1")
   change(copy / "docs" / "speed.md", "| `ours` |", "| ours |")
-  change(copy / "docs" / "evidence.md", ": Transformer", ": A Transformer")
+  change(copy / "docs" / "evidence.md", "| 17 bytes", "| 18 bytes")
   status, lines = check(capsys)
   assert status == 1 and len(lines) == 4
-  made = "README.md: speed", "docs/evidence.md: listops", "docs/speed.md: peers"
+  made = "README.md: speed", "docs/evidence.md: one_key", "docs/speed.md: peers"
   assert lines[:3] == [f"{part} differs from the records" for part in made]
   assert runs.files(copy) == before
   assert check(capsys) == (0, [])

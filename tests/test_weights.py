@@ -11,8 +11,11 @@ from benchmarks import record
 SHARED = small_data.SHARED / "tensorflow_datasets"
 
 
+LARGE = "cifar10_medium", "cifar10_large"
+
+
 @pytest.mark.parametrize(
-  "name", ["digits", pytest.param("cifar10_medium", marks=pytest.mark.soak)]
+  "name", ["digits", *(pytest.param(x, marks=pytest.mark.soak) for x in LARGE)]
 )
 def test_weights_score_what_their_card_says(name, tmp_path):
   words = [f"--config={runs.REPO}/configs/{name}.py"]

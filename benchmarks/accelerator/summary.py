@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 
 from benchmarks.accelerator.child import PARTS
 from sparse_transformer import tables
-from sparse_transformer.attention.verification import NAMES
+from sparse_transformer.attention.verification import TOLERANCES
 
 
 def failures(content: dict, parts: Iterable[str]) -> int:
@@ -28,13 +28,17 @@ def text(content: dict) -> str:
 
 def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
   """What devices measured at full size in the named parts, as Markdown."""
-  lines = []
-  for part, found in (x for content in contents for x in content.items()):
+  lines, parts = [], [x for content in contents for x in content.items()]
+  groups: dict[tuple, list] = {}
+  for part, found in sorted(parts, key=lambda x: [*PARTS].index(x[0])):
     if part in names and not found["device"]["small"]:
-      rows = _rows(part, found["entries"])
-      lines += [f"`{part}` on {about(found['device'])}:"]
-      lines += [f"{_count(found['entries'])}.", ""]
-      lines += [tables.markdown(rows), ""] if len(rows) > 1 else []
+      groups.setdefault((part, found["device"]["name"]), []).append(found)
+  for (part, _), many in groups.items():
+    entries = {k: v for x in many for k, v in x["entries"].items()}
+    places = dict.fromkeys(about(x["device"]) for x in many)
+    if len(rows := _rows(part, entries)) > 1:
+      lines += [f"`{part}` on {' and '.join(places)}:"]
+      lines += [f"{_count(entries)}.", "", tables.markdown(rows), ""]
   return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n"
 
 
@@ -66,40 +70,34 @@ def _rows(part, entries):
 
 
 def _correctness(entries):
-  worst: dict[tuple, dict] = {}
+  """The largest errors, those of outputs and gradients by dtype."""
+  worst: dict[str, dict[str, float]] = {}
   for found in entries.values():
-    if "errors" in found:
-      errors = worst.setdefault((found["executor"], found["dtype"]), {})
-      for name, error in found["errors"].items():
-        error = math.inf if error is None else error
-        errors[name] = max(errors.get(name, 0), error)
-  yield "executor", "dtype", *(f"error of {name}" for name in NAMES)
-  show = lambda x: "not finite" if x == math.inf else f"{x:.1e}"
-  for key, errors in worst.items():
-    yield *key, *(show(errors[name]) for name in NAMES)
+    errors = worst.setdefault(found.get("executor", ""), {})
+    for name, error in found.get("errors", {}).items():
+      column = LSE if name == "lse" else found["dtype"]
+      error = math.inf if error is None else error
+      errors[column] = max(errors.get(column, 0), error)
+  yield "executor", *TOLERANCES, LSE
+  show = lambda x: "not finite" if x == math.inf else f"{x:.0e}" if x else ""
+  for executor, errors in worst.items():
+    if errors:
+      yield executor, *(show(errors.get(x)) for x in (*TOLERANCES, LSE))
 
 
 def _attention(entries):
-  """A row for each program, with its speed-up over dense attention."""
-  passes = "forward ms", "TFLOP/s", "both ms", "TFLOP/s"
-  yield "n", "batch", "pattern", "program", *passes, "x dense"
-  dense: dict[tuple, float] = {}
+  """Milliseconds, and TFLOP/s, of forward and backward passes."""
+  cases: dict[tuple, dict] = {}
   for found in entries.values():
-    case = found.get("n"), found.get("batch"), found.get("pattern")
-    for program, row in found.get("programs", {}).items():
-      both = row.get("forward_backward", {})
-      if program == DENSE and both:
-        dense[case] = both["median"]
-      if "forward" in row:
-        known = both and case in dense
-        ratio = f"{dense[case] / both['median']:.2f}" if known else ""
-        cells = *_times(row["forward"]), *_times(both)
-        yield *map(str, case), program, *cells, ratio
-
-
-def _times(row):
-  milliseconds = f"{1e3 * row['median']:.4g}" if row else ""
-  return milliseconds, f"{row['tflops']:.3g}" if "tflops" in row else ""
+    if "programs" in found:
+      case = f"{found['n']:,}", str(found["batch"]), f"`{found['pattern']}`"
+      cases.setdefault(case, {}).update(found["programs"])
+  names = dict.fromkeys(itertools.chain(*cases.values()))
+  yield "n", "batch", "pattern", *names
+  for case, programs in cases.items():
+    cells = (programs.get(x, {}).get("forward_backward") for x in names)
+    show = "{0:.3g} ({tflops:.0f})".format
+    yield *case, *(x and show(1e3 * x["median"], **x) or "" for x in cells)
 
 
 def _presets(entries):
@@ -125,7 +123,7 @@ def _train(entries):
       yield f"{name}, validation", f"{found['step']:,}", "", bits
 
 
-DENSE = "dense causal"
+DENSE, LSE = "dense causal", "log-sum-exp"
 TABLES = {
   table.__name__.removeprefix("_"): table
   for table in (_correctness, _attention, _presets, _train)

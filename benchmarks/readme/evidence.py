@@ -16,6 +16,7 @@ import scipy.stats
 from benchmarks import record
 from sparse_transformer import patterns, tables
 
+LARGE = "cifar10_large"
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
 TRAINED = {
@@ -25,6 +26,7 @@ TRAINED = {
     "32 nearby bytes",
     ("cifar10", "`JPEG XL -e 9`", "linear, 12 pixels"),
   ),
+  LARGE: ("CIFAR-10", "32 nearby bytes", ("cifar10",)),
   "text_medium": (
     "6 MB of Wikipedia",
     "window of 128",
@@ -51,6 +53,9 @@ COLUMNS = {
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
+  "Local(16) | Local(104) - Local(88)": "16 before it, and 16 around that byte",
+  "Local(97)": "97 bytes before the target, and so the byte above it",
+  COLUMN: "16 bytes before the target, and all above it",
 }
 PLANES = "Local(1026) - Local(1021) | Local(2050) - Local(2045)"
 IN_PLANES = {
@@ -92,15 +97,6 @@ OTHER_VIDEOS = {
 LINEAR = "linear, 12 pixels", "linear, 21 pixels"
 VIDEO_MODELS = "`FFV1`", *LINEAR, "`x264 -qp 0`"
 PUBLISHED_BITS = "2.80"  # on CIFAR-10: Child et al. 2019, Table 1
-# Accuracy in % as published by Tay et al. 2021, Table 1.
-PUBLISHED = {
-  "Transformer": 36.37,
-  "Sparse Transformer": 17.07,
-  "Local attention": 15.82,
-  "Longformer": 35.63,
-  "BigBird": 36.05,
-  "Reformer": 37.27,
-}
 
 
 def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
@@ -155,6 +151,28 @@ def one_key() -> Iterator[str]:
   """The byte above the target in place of a key of a window."""
   yield _scores("cifar10_above", ABOVE, "what it holds", HOLDS)
   yield records("cifar10_above")
+
+
+def longer() -> Iterator[str]:
+  """How patterns rank early and late in training."""
+  name, some = "cifar10_survive", ["500", "2000"]
+  holds = {_pattern(choice): about for choice, about in HOLDS.items()}
+  found, early = record.read(name), {}
+  for run in found["runs"]:
+    steps, bits = map(str, run["curve"]["steps"]), run["curve"]["bits_per_dim"]
+    curve = dict(zip(steps, bits, strict=True))
+    early.setdefault(run["choice"], []).append([curve[x] for x in some])
+  titles = "what it holds", "keys", *some, "6000 steps, all images"
+  rows = [(*titles, "minus the first")]
+  base = found["rows"][0]["values"]
+  for row in found["rows"]:
+    choice, keys = row["choice"], f"{row['keys']:.1f}"
+    means = (f"{x:.2f}" for x in np.mean(early[choice], 0))
+    cells = holds[_pattern(choice)], keys, *means, interval(row["values"])
+    gap = interval(row["values"], base) if row["values"] != base else ""
+    rows.append((*cells, gap))
+  yield tables.markdown(rows)
+  yield records(name)
 
 
 def planes() -> Iterator[str]:
@@ -279,21 +297,10 @@ def compressors() -> Iterator[str]:
     known = rows_of(names[-1])
     for model in models:
       rows.append(("", model, *(f"{known[model][x]:.3f}" for x in SPLITS)))
-    if name == "cifar10_medium":
+    if name == LARGE:
       rows.append(("", "Sparse Transformer, as published", PUBLISHED_BITS, ""))
   yield tables.markdown(rows)
   yield records(*names)
-
-
-def listops() -> Iterator[str]:
-  """Published accuracies on ListOps beside those of its first symbol."""
-  found = [f"{name} {x:.2f}" for name, x in PUBLISHED.items()]
-  for row in record.read("baselines_listops")["rows"]:
-    scores = f"{100 * row['test']:.1f} ± {196 * row['standard_error']:.1f}"
-    found.append(f"{row['model']} (sees {row['sees']}) {scores}")
-  text = f"Accuracy in %: {'; '.join(found)}."
-  yield textwrap.fill(text, 100, break_on_hyphens=False)
-  yield records("baselines_listops")
 
 
 def trained() -> str:
@@ -303,23 +310,32 @@ def trained() -> str:
     run = record.read(name)
     (score, *_) = record.test_scores(run)
     known = rows_of(f"baselines_{baselines}")
-    others = (f"{model} {known[model]['test']:.2f}" for model in models)
+    others = [f"{model} {known[model]['test']:.2f}" for model in models]
+    others += [f"59M parameters, as published, {PUBLISHED_BITS}"] * (
+      name == LARGE
+    )
     bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
     size = f"{run['parameters'] / 1e6:.1f}M"
-    minutes = max(1, round(run["processor_seconds"] / 60))
-    cells = f"`{name}`", about, pattern, size, f"{minutes:,} CPU minutes"
+    cells = f"`{name}`", about, pattern, size, _time(run)
     rows.append((*cells, bits, ", ".join(others)))
   return tables.markdown(rows)
+
+
+def _time(run):
+  """How long a run trained: on CPUs, the time over all cores."""
+  if "cores of" in run["machine"]:
+    return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
+  return f"{run['seconds'] / 60:.0f} minutes on {run['machine']}"
 
 
 def card(name: str) -> str:
   """What made the weights of a run, and what they score."""
   run, (about, pattern, _) = record.read(name), TRAINED[name]
-  size, minutes = run["parameters"], run["processor_seconds"] / 60
+  size = f"{run['parameters']:,} parameters"
   rows = [("", ""), ("data", about)]
-  rows += [("network", f"`configs/{name}.py`: {pattern}, {size:,} parameters")]
+  rows += [("network", f"`configs/{name}.py`: {pattern}, {size}")]
   rows += [("command", f"`{run['command']}`")]
-  made = run["commit"], run["machine"], f"{minutes:.0f} CPU minutes"
+  made = run["commit"], run["machine"], _time(run)
   rows += [("commit, machine, time", ", ".join(made))]
   for x in run["evaluations"]:
     if x["step"] == run["steps"]:

@@ -3,16 +3,17 @@
 import functools
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from benchmarks import compiled, record, report
 from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
-from sparse_transformer import atomic, tables
-from sparse_transformer.targets import compilers
+from sparse_transformer import atomic, patterns, tables
 
 PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
+GPU = "accelerator-nvidia-h200"
+GPU_ATTENTION = f"{GPU}-triton-cudnn-hopper"
 FACTORS = "`Strided(128)`", "`Block(128)`", "`Summary(128, 32)`"  # of others
 GPU_SPEED = 20e12  # FLOP/s in float32 that a large GPU sustains, by estimate
 
@@ -42,30 +43,36 @@ def _pattern(row):
 
 
 def speed() -> str:
-  """Attention at n = 12,288, and how many times as long others take."""
-  machine = record.read(ATTENTION)["machine"]
-  text = wrap(
-    "Forward and backward pass, n = 12,288, float32, 4 heads of width 64, on"
-    f" {machine['threads']} cores of an {machine['name']}. The other two"
-    " compute dense attention:"
-  )
-  dense = {
-    row["program"]: row[PASS]["median"]
-    for row in _attention_rows("12288")
-    if row["pattern"] == report.DENSE and PASS in row
-  }
-  titles = "pattern", "keys per query", "ms", "torch SDPA takes"
-  rows = [(*titles, "`jax.nn` takes", "temporary MiB")]
-  for row in _attention_rows("12288", OURS):
-    if _pattern(row) in FACTORS:
+  """Attention on a GPU, and how many times as long dense attention takes."""
+  found, rows = record.read(GPU_ATTENTION)["attention"], {}
+  for x in found["entries"].values():
+    programs, text = x.get("programs", {}), x.get("pattern", "")
+    if summary.DENSE not in programs or f"`{text}`" in FACTORS:
       continue
-    seconds = row[PASS]["median"]
-    times = (dense[name] / seconds for name in ("sdpa", "jax_nn"))
-    cells = f"{row['pairs'] / row['n']:,.0f}", f"{1e3 * seconds:,.0f}"
-    others = (f"{x:.2g} x" if x < 10 else f"{x:.0f} x" for x in times)
-    temp = f"{row['temp_bytes'] / 2**20:.0f}"
-    rows.append((_pattern(row), *cells, *others, temp))
-  return f"{text}\n\n{tables.markdown(rows)}"
+    is_dense = text == report.DENSE
+    is_large = x["n"] * x["batch"] > 40_000  # fills the GPU
+    if is_large and (x["n"] == 12_288 or not is_dense):
+      ours = programs["cudnn" if is_dense else "triton"]
+      ours, dense = (y[PASS]["median"] for y in (ours, programs[summary.DENSE]))
+      ((pattern,),) = patterns.parse(text)
+      keys = pattern.pairs(x["n"]) / x["n"]
+      cells = f"`{text}`", f"{x['n']:,}", f"{keys:,.0f}"
+      times = f"{1e3 * ours:.2f}", f"{dense / ours:.1f} x"
+      rows[x["n"], keys] = *cells, *times
+  titles = "pattern", "n", "keys per query", "ms"
+  table = [(*titles, "cuDNN's dense attention takes")]
+  table += [row for _, row in sorted(rows.items())]
+  steps = ", ".join(
+    f"`{name}` {1e3 * x['step']['median']:,.0f} ms ({100 * x['mfu']:.1f} %)"
+    for name, x in record.read(GPU)["presets"]["entries"].items()
+    if "step" in x
+  )
+  first = (
+    "Forward and backward pass of 8 heads of width 64 in bfloat16, on an"
+    f" {found['device']['name']}, of 16 sequences (n = 3,072), 4 or 1:"
+  )
+  last = f"A step of 16 sequences, and its share of the GPU's peak: {steps}."
+  return f"{wrap(first)}\n\n{tables.markdown(table)}\n{wrap(last)}"
 
 
 def efficiency() -> str:
@@ -107,13 +114,14 @@ def peers() -> str:
 
 
 def groups() -> str:
-  titles = "program", "pattern", "documents", "forward, ms"
+  titles = "program", "pattern", "forward, ms"
   rows = [(*titles, "forward + backward, ms", "temporary MiB")]
   for row in record.read("groups")["cases"]["groups"]["rows"]:
+    if not row["documents"]:
+      continue
     temp, names = row["temp_bytes"], (row["program"], row["pattern"])
-    cells = *(f"`{name}`" for name in names), str(row["documents"] or "-")
     temp = f"{temp / 2**20:,.0f}" if temp else "-"
-    rows.append((*cells, *_times(row), temp))
+    rows.append((*(f"`{name}`" for name in names), *_times(row), temp))
   return tables.markdown(rows)
 
 
@@ -122,20 +130,9 @@ def _times(row):
   return [f"{1e3 * x['median']:,.0f}" if x else "-" for x in passes]
 
 
-def explained() -> str:
-  """The output of explain --target for a preset."""
-  found = {(x["preset"], x["target"]): x for x in record.read("compiled")}[
-    "enwik8", "h100:1x1x1"
-  ]
-  words = "--config=configs/enwik8.py --target=h100"
-  command = f"python -m sparse_transformer.explain {words}"
-  text = re.sub(r"(?m)^(.{97}).{4,}$", r"\1...", compilers.render(found))
-  return f"```\n{command}\n\n{text}\n```"
-
-
-def measured(parts: Collection[str] = tuple(summary.PARTS)) -> str:
+def measured() -> str:
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
-  return summary.page(map(atomic.read_json, paths), parts)
+  return summary.page(map(atomic.read_json, paths))
 
 
 def released() -> str:
@@ -161,7 +158,6 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
     "quickstart": quickstart,
     "speed": speed,
-    "measured": lambda: measured(("attention", "presets", "train")),
     "trained": evidence.trained,
   },
   "docs/evidence.md": {
@@ -170,21 +166,19 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "frames": evidence.frames,
     "columns": evidence.columns,
     "one_key": evidence.one_key,
+    "longer": evidence.longer,
     "planes": evidence.planes,
     "compressors": evidence.compressors,
-    "listops": evidence.listops,
     "orders": evidence.orders,
   },
   "benchmarks/results/README.md": {"commands": evidence.commands},
   "docs/paper.md": {"released": released},
   "weights/README.md": {
     name: functools.partial(evidence.card, name)
-    for name in ("digits", "cifar10_medium")
+    for name in ("digits", "cifar10_medium", "cifar10_large")
   },
   "docs/speed.md": {"efficiency": efficiency, "peers": peers, "groups": groups},
   "docs/accelerators.md": {
-    "explained": explained,
-    "compiled": lambda: compiled.table(record.read("compiled")),
     "kernels": lambda: compiled.kernel_table(record.read("kernels")),
     "measured": measured,
   },

@@ -7,7 +7,7 @@ Paper row: Child et al. 2019, Tables 1 and 2, 2.80 bits/dim on the test split
   python eval.py --workdir=runs/cifar10 --step=best
 
 In the paper: 2.80 bits/dim after 120 epochs. Not trained here; 59,196,928
-parameters. A step takes 0.23 s on one H200, and all of them 23 hours.
+parameters. A step took 0.23 s on one H200; all of them would take 23 hours.
 """
 
 from configs import default

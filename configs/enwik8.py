@@ -11,8 +11,8 @@ nor batch size.
     --min_context=6144,9216,10752,11904,12096,12160
 
 In the paper: 0.99 bits/byte after 80 epochs. Not trained here; 94,949,888
-parameters. A step takes 0.83 s on one H200, and all of them 8 hours. The data:
-http://mattmahoney.net/dc/enwik8.zip
+parameters. A step took 0.83 s on one H200; all of them would take 8 hours.
+The data: http://mattmahoney.net/dc/enwik8.zip
 """
 
 from configs import default

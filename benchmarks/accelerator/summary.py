@@ -90,14 +90,15 @@ def _attention(entries):
   cases: dict[tuple, dict] = {}
   for found in entries.values():
     if "programs" in found:
-      case = f"{found['n']:,}", str(found["batch"]), f"`{found['pattern']}`"
+      case = found["n"], found["batch"], f"`{found['pattern']}`"
       cases.setdefault(case, {}).update(found["programs"])
   names = dict.fromkeys(itertools.chain(*cases.values()))
   yield "n", "batch", "pattern", *names
-  for case, programs in cases.items():
+  for (n, *case), programs in sorted(cases.items()):
     cells = (programs.get(x, {}).get("forward_backward") for x in names)
     show = "{0:.3g} ({tflops:.0f})".format
-    yield *case, *(x and show(1e3 * x["median"], **x) or "" for x in cells)
+    times = (x and show(1e3 * x["median"], **x) or "" for x in cells)
+    yield f"{n:,}", *map(str, case), *times
 
 
 def _presets(entries):

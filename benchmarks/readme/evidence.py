@@ -156,22 +156,23 @@ def one_key() -> Iterator[str]:
 
 def longer() -> Iterator[str]:
   """How patterns rank early and late in training."""
-  name, some = "cifar10_survive", ["500", "2000"]
+  name, steps, early = "cifar10_survive", (500, 2000, 6000), {}
   holds = {_pattern(choice): about for choice, about in HOLDS.items()}
-  found, early = record.read(name), {}
+  found = record.read(name)
   for run in found["runs"]:
-    steps, bits = map(str, run["curve"]["steps"]), run["curve"]["bits_per_dim"]
-    curve = dict(zip(steps, bits, strict=True))
-    early.setdefault(run["choice"], []).append([curve[x] for x in some])
-  titles = "what it holds", "keys", *some, "6000 steps, all images"
-  rows = [(*titles, "minus the first")]
-  base = found["rows"][0]["values"]
+    curve = run["curve"]
+    bits = dict(zip(curve["steps"], curve["bits_per_dim"], strict=True))
+    early.setdefault(run["choice"], []).append([bits[x] for x in steps])
+  titles = *(f"{x:,}" for x in steps), "6,000, all images"
+  rows = [("what it holds", "keys", *titles, "minus the byte alone")]
+  scores = {_pattern(row["choice"]): row["values"] for row in found["rows"]}
+  base = scores[_pattern(ABOVE)]
   for row in found["rows"]:
-    choice, keys = row["choice"], f"{row['keys']:.1f}"
-    means = (f"{x:.2f}" for x in np.mean(early[choice], 0))
-    cells = holds[_pattern(choice)], keys, *means, interval(row["values"])
-    gap = interval(row["values"], base) if row["values"] != base else ""
-    rows.append((*cells, gap))
+    choice, own = _pattern(row["choice"]), row["values"]
+    means = (f"{x:.2f}" for x in np.mean(early[row["choice"]], 0))
+    gap = interval(own, base) if own != base else ""
+    cells = holds[choice], f"{row['keys']:.1f}", *means
+    rows.append((*cells, interval(own), gap))
   yield tables.markdown(rows)
   yield records(name)
 
@@ -302,7 +303,7 @@ def compressors() -> Iterator[str]:
     if name == LARGE:
       rows.append(("", "Sparse Transformer, as published", PUBLISHED_BITS, ""))
   yield tables.markdown(rows)
-  yield records(*names)
+  yield records(*dict.fromkeys(names))
 
 
 def trained() -> str:
@@ -313,9 +314,7 @@ def trained() -> str:
     (score, *_) = record.test_scores(run)
     known = rows_of(f"baselines_{baselines}")
     others = [f"{model} {known[model]['test']:.2f}" for model in models]
-    others += [f"59M parameters, as published, {PUBLISHED_BITS}"] * (
-      name == LARGE
-    )
+    others += [f"the paper's 59M parameters {PUBLISHED_BITS}"] * (name == LARGE)
     bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
     size = f"{run['parameters'] / 1e6:.1f}M"
     cells = f"`{name}`", about, pattern, size, _time(run)
@@ -327,7 +326,8 @@ def _time(run):
   """How long a run trained: on CPUs, the time over all cores."""
   if "cores of" in run["machine"]:
     return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
-  return f"{run['seconds'] / 60:.0f} minutes on {run['machine']}"
+  machine = run["machine"].replace("1 x ", "one ")
+  return f"{run['seconds'] / 60:.0f} minutes on {machine}"
 
 
 def card(name: str) -> str:

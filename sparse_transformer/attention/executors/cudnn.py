@@ -22,8 +22,8 @@ TILE = 128  # for estimates: cuDNN does not say which it takes
 class Cudnn(contract.Executor):
   """Runs heads that see all keys, or all until the query's position.
 
-  It could also run windows, and columns as sequences of their own; there
-  Triton's kernels are faster (benchmarks/results/accelerator-nvidia-h200.json).
+  It could also run windows, and columns as sequences of their own: Triton's
+  kernels were faster for those of 128 (docs/accelerators.md).
   """
 
   # "xla" runs the same on any platform.

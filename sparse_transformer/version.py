@@ -1,5 +1,6 @@
 """What made a result: versions of packages, the commit, the command."""
 
+import functools
 import importlib.metadata
 import pathlib
 import re
@@ -50,6 +51,7 @@ def command(**values: object) -> str:
   return shlex.join(line.split("\0"))
 
 
+@functools.cache  # files may change later, but not the code that runs
 def commit() -> str | None:
   """The short hash of the checkout's commit, with "-dirty" if it differs.
 

@@ -337,7 +337,8 @@ def card(name: str) -> str:
   rows = [("", ""), ("data", about)]
   rows += [("network", f"`configs/{name}.py`: {pattern}, {size}")]
   rows += [("command", f"`{run['command']}`")]
-  made = run["commit"], run["machine"], _time(run)
+  time, *_ = _time(run).split(" on ")
+  made = run["commit"], run["machine"], time
   rows += [("commit, machine, time", ", ".join(made))]
   for x in run["evaluations"]:
     if x["step"] == run["steps"]:

@@ -106,7 +106,8 @@ def score(source: data.Source) -> dict[str, Any]:
       rows += video_codecs(splits, source)
     rows += linear.score(splits, source)
   elif not isinstance(source, data.Stream) or source.unit != "bits/byte":
-    raise ValueError(f"{source.unit}: data must be images or text")
+    about = "data must be images or text, without labels"
+    raise ValueError(f"{source.unit}: {about}")
   else:
     splits = source.load()
     rows = compress(splits)

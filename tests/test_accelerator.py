@@ -153,7 +153,7 @@ def test_lack_of_memory_is_no_failure_but_for_kernels(words, kind):
 def test_flash_attention_is_an_entry_where_it_is_installed(monkeypatch):
   fake = types.ModuleType("fa4_jax")
   fake.__spec__ = importlib.machinery.ModuleSpec("fa4_jax", None)
-  dense = attention.program(attention.DENSE, attention.patterns.Causal())
+  dense = attention.program(attention.RIVAL, attention.patterns.Causal())
   fake.flash_attn = lambda q, k, v, *, causal: dense(q, k, v)
   monkeypatch.setitem(sys.modules, "fa4_jax", fake)
   small = Settings(small=True, executors=("streamed",))

@@ -50,19 +50,19 @@ WITHIN = {
 # writes them.
 LIMITS = {
   "README.md": 175,
-  "attention": 5_923,
-  "benchmarks": 2_965,
+  "attention": 5_926,
+  "benchmarks": 2_978,
   "commands": 2_159,
   "comparison": 788,
   "data": 1_809,
   "figures": 351,
-  "library": 19_769,
+  "library": 19_772,
   "model": 1_792,
   "patterns": 2_551,
   "targets": 556,
-  "tests": 17_486,
+  "tests": 17_485,
   "training": 3_840,
-  "words of docs": 19_998,
+  "words of docs": 19_985,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -9,13 +9,11 @@ import small_data
 from benchmarks import record
 
 SHARED = small_data.SHARED / "tensorflow_datasets"
-
-
-LARGE = "cifar10_medium", "cifar10_large"
+SLOW = "cifar10_medium", "cifar10_large"  # minutes on a CPU
 
 
 @pytest.mark.parametrize(
-  "name", ["digits", *(pytest.param(x, marks=pytest.mark.soak) for x in LARGE)]
+  "name", ["digits", *(pytest.param(x, marks=pytest.mark.soak) for x in SLOW)]
 )
 def test_weights_score_what_their_card_says(name, tmp_path):
   words = [f"--config={runs.REPO}/configs/{name}.py"]

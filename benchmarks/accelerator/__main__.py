@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.accelerator import summary
 from benchmarks.accelerator.child import PARTS, Settings
-from sparse_transformer import atomic
+from sparse_transformer import atomic, version
 
 # All of a GPU's memory, but as it is needed; and the same bits each time.
 ENVIRONMENT = {
@@ -77,6 +77,7 @@ def run(args) -> int:
       title = " ".join(words) + " small" * device["small"]
       path = path or record.path(record.slug(title))
       content = content or _read(path)
+      device |= {"commit": version.commit()}  # before a record is written
       content[name] = {"device": device, "entries": entries}
       record.write(path, content)
   if not content:

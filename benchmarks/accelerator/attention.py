@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from benchmarks import timing
 from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings, attempt
-from benchmarks.accelerator.summary import DENSE
+from benchmarks.accelerator.summary import RIVAL
 from benchmarks.report import FLOPS
 from sparse_transformer import patterns
 from sparse_transformer.attention import attend, platforms
@@ -48,7 +48,7 @@ def entries(settings: Settings) -> dict:
   first = [x for x in names if x in (names[0], executors.CUDNN)]
   others = [x for x in names if x not in first]
   cases = SMALL_CASES if settings.small else CASES
-  programs = {"": [DENSE, *first]} | {f", {name}": [name] for name in others}
+  programs = {"": [RIVAL, *first]} | {f", {name}": [name] for name in others}
   on_gpu = platforms.current_platform() == "cuda"
   if on_gpu and importlib.util.find_spec("fa4_jax"):
     programs[f", {FLASH}"] = [FLASH]
@@ -80,7 +80,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
 
   rows = {name: attempt(functools.partial(prepare, name)) for name in names}
   for (name, kind), times in timing.interleave(functions, warm).items():
-    pairs = n * (n + 1) // 2 if name in (DENSE, FLASH) else pattern.pairs(n)
+    pairs = n * (n + 1) // 2 if name in (RIVAL, FLASH) else pattern.pairs(n)
     flops = FLOPS[kind] * batch * HEADS * pairs * WIDTH
     rows[name][kind] = times | {"tflops": flops / times["median"] / 1e12}
   if len(rows) == 1 and not functions:
@@ -88,7 +88,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)
   found |= dict(pattern=text, programs=rows)
   for name, row in rows.items():
-    if name == DENSE and "failed" in row:  # which is not ours
+    if name == RIVAL and "failed" in row:  # which is not ours
       row["skipped"] = row.pop("failed")
     elif "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
@@ -101,7 +101,7 @@ def program(name: str, pattern: patterns.Pattern) -> Callable:
     import fa4_jax
 
     return functools.partial(fa4_jax.flash_attn, causal=True)
-  if name == DENSE:
+  if name == RIVAL:
     on_gpu = platforms.current_platform() == "cuda"
     options = dict(implementation="cudnn" if on_gpu else "xla", is_causal=True)
     return functools.partial(jax.nn.dot_product_attention, **options)

@@ -53,7 +53,7 @@ class Settings:
   small: bool = False  # whether to use small sizes
   executors: Sequence[str] = ()  # those to run; () for all
   seconds: float = 1800.0  # the most that the part may take
-  data: str = ""  # of CIFAR-10: a .npy file of images, or data.path
+  data: str = ""  # of CIFAR-10: data.path, or .npy files of images
 
 
 def main() -> None:
@@ -108,7 +108,6 @@ def describe() -> dict[str, Any]:
     "python": platform.python_version(),
     "packages": version.packages(),
     "xla_flags": os.environ.get("XLA_FLAGS", ""),
-    "commit": version.commit(),
   }
 
 

@@ -18,6 +18,7 @@ from benchmarks import compiled, timing
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import machine
+from sparse_transformer.data import files
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
@@ -70,8 +71,9 @@ def of_train(settings: Settings) -> dict:
     name, seconds = NAME, max(1.0, settings.seconds - MARGIN)
     fields = ("eval.sequences=256",)
   if settings.data:
-    is_prepared = any(pathlib.Path(settings.data).glob("cifar10*"))
-    kind = "cifar10" if is_prepared else "images"
+    path = files.from_config(settings.data)
+    has_arrays = path.suffix == ".npy" or any(path.glob("*.npy"))
+    kind = "images" if has_arrays else "cifar10"
     fields = *fields, f"data.name={kind}", f"data.path={settings.data}"
   return {name: functools.partial(train, name, seconds, fields)}
 

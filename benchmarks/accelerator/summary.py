@@ -3,7 +3,7 @@
 import collections
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Sequence
 
 from benchmarks.accelerator.child import PARTS
 from sparse_transformer import tables
@@ -18,7 +18,7 @@ def failures(content: dict, parts: Iterable[str]) -> int:
 def text(content: dict) -> str:
   lines = []
   for part, found in content.items():
-    entries = found["entries"]
+    entries = [*found["entries"].items()]
     rows = _rows(part, entries)
     lines += [f"{part} on {about(found['device'])}:", _count(entries)]
     lines += [tables.align(rows, 2)] if len(rows) > 1 else []
@@ -26,19 +26,22 @@ def text(content: dict) -> str:
   return "\n".join(lines)
 
 
-def page(contents: Iterable[dict], names: Collection[str] = PARTS) -> str:
-  """What devices measured at full size in the named parts, as Markdown."""
-  lines, parts = [], [x for content in contents for x in content.items()]
+def page(contents: Sequence[dict]) -> str:
+  """What devices measured at full size, and what failed, as Markdown."""
   groups: dict[tuple, list] = {}
-  for part, found in sorted(parts, key=lambda x: [*PARTS].index(x[0])):
-    if part in names and not found["device"]["small"]:
-      groups.setdefault((part, found["device"]["name"]), []).append(found)
-  for (part, _), many in groups.items():
-    entries = {k: v for x in many for k, v in x["entries"].items()}
-    places = dict.fromkeys(about(x["device"]) for x in many)
-    if len(rows := _rows(part, entries)) > 1:
-      lines += [f"`{part}` on {' and '.join(places)}:"]
-      lines += [f"{_count(entries)}.", "", tables.markdown(rows), ""]
+  for part, content in itertools.product(PARTS, contents):
+    if part in content and not content[part]["device"]["small"]:
+      place = about(content[part]["device"] | {"commit": ""})
+      groups.setdefault((part, place), []).append(content[part])
+  lines = []
+  for (part, place), many in groups.items():
+    entries = [x for found in many for x in found["entries"].items()]
+    rows, failed = _rows(part, entries), any("failed" in x for _, x in entries)
+    if len(rows) > 1 or failed:
+      commits = dict.fromkeys(str(x["device"]["commit"]) for x in many)
+      lines += [f"`{part}` on {place}{' and '.join(commits)}:"]
+      lines += [f"{_count(entries)}.", ""]
+      lines += [tables.markdown(rows)] if len(rows) > 1 else []
   return "\n".join(lines) or "Nothing has been run on an accelerator yet.\n"
 
 
@@ -49,17 +52,18 @@ def about(device: dict) -> str:
 
 
 def _count(entries):
-  ran = [x for x in entries.values() if "skipped" not in x]
+  ran = [x for _, x in entries if "skipped" not in x]
   passed = sum("failed" not in found for found in ran)
   return f"{passed} of {len(ran)} passed, {len(entries) - len(ran)} not run"
 
 
 def _troubles(entries):
-  for name, found in entries.items():
+  for name, found in entries:
     if "failed" in found:
       yield f"  FAILED {name}: {found['failed']}"
-  programs = (x.get("programs", {}).values() for x in entries.values())
-  rows = itertools.chain(entries.values(), *programs)
+  every = [x for _, x in entries]
+  programs = (x.get("programs", {}).values() for x in every)
+  rows = itertools.chain(every, *programs)
   reasons = (x["skipped"] for x in rows if "skipped" in x)
   for reason, number in collections.Counter(reasons).items():
     yield f"  {number} not run: {reason}"
@@ -72,38 +76,37 @@ def _rows(part, entries):
 def _correctness(entries):
   """The largest errors, those of outputs and gradients by dtype."""
   worst: dict[str, dict[str, float]] = {}
-  for found in entries.values():
-    errors = worst.setdefault(found.get("executor", ""), {})
+  for _, found in entries:
     for name, error in found.get("errors", {}).items():
+      errors = worst.setdefault(found["executor"], {})
       column = LSE if name == "lse" else found["dtype"]
       error = math.inf if error is None else error
       errors[column] = max(errors.get(column, 0), error)
-  yield "executor", *TOLERANCES, LSE
-  show = lambda x: "not finite" if x == math.inf else f"{x:.0e}" if x else ""
+  columns = *TOLERANCES, LSE
+  yield "executor", *columns
+  show = lambda x: "not finite" if x == math.inf else f"{x:.0e}"
   for executor, errors in worst.items():
-    if errors:
-      yield executor, *(show(errors.get(x)) for x in (*TOLERANCES, LSE))
+    yield executor, *(show(errors[x]) if x in errors else "" for x in columns)
 
 
 def _attention(entries):
   """Milliseconds, and TFLOP/s, of forward and backward passes."""
   cases: dict[tuple, dict] = {}
-  for found in entries.values():
+  for _, found in entries:
     if "programs" in found:
       case = found["n"], found["batch"], f"`{found['pattern']}`"
       cases.setdefault(case, {}).update(found["programs"])
   names = dict.fromkeys(itertools.chain(*cases.values()))
   yield "n", "batch", "pattern", *names
+  show = lambda x: f"{1e3 * x['median']:,.2f} ({x['tflops']:.0f})"
   for (n, *case), programs in sorted(cases.items()):
-    cells = (programs.get(x, {}).get("forward_backward") for x in names)
-    show = "{0:.3g} ({tflops:.0f})".format
-    times = (x and show(1e3 * x["median"], **x) or "" for x in cells)
-    yield f"{n:,}", *map(str, case), *times
+    times = (programs.get(x, {}).get("forward_backward") for x in names)
+    yield f"{n:,}", *map(str, case), *(show(x) if x else "" for x in times)
 
 
 def _presets(entries):
   yield "config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"
-  for name, found in entries.items():
+  for name, found in entries:
     if "step" in found:
       cells = name.partition(" ")[0], found["remat"], f"{found['batch']}"
       speed = f"{1e3 * found['step']['median']:.4g}"
@@ -114,7 +117,7 @@ def _presets(entries):
 
 def _train(entries):
   yield "config", "step", "seconds", "bits/dim"
-  for name, found in entries.items():
+  for name, found in entries:
     curve = found.get("curve", [])
     for point in curve[:: max(1, len(curve) // 8)]:
       bits = f"{point['bits_per_dim']:.3f}"
@@ -124,7 +127,7 @@ def _train(entries):
       yield f"{name}, validation", f"{found['step']:,}", "", bits
 
 
-DENSE, LSE = "dense causal", "log-sum-exp"
+RIVAL, LSE = "dense causal", "log-sum-exp"
 TABLES = {
   table.__name__.removeprefix("_"): table
   for table in (_correctness, _attention, _presets, _train)

@@ -317,7 +317,8 @@ def trained() -> str:
     others += [f"the paper's 59M parameters {PUBLISHED_BITS}"] * (name == LARGE)
     bits = f"{score['bits_per_dim']:.2f} {score['unit']}"
     size = f"{run['parameters'] / 1e6:.1f}M"
-    cells = f"`{name}`", about, pattern, size, _time(run)
+    time = f"{_time(run)}, {run['machine']}"
+    cells = f"`{name}`", about, pattern, size, time
     rows.append((*cells, bits, ", ".join(others)))
   return tables.markdown(rows)
 
@@ -326,8 +327,7 @@ def _time(run):
   """How long a run trained: on CPUs, the time over all cores."""
   if "cores of" in run["machine"]:
     return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
-  machine = run["machine"].replace("1 x ", "one ")
-  return f"{run['seconds'] / 60:.0f} minutes on {machine}"
+  return f"{run['seconds'] / 60:.0f} minutes"
 
 
 def card(name: str) -> str:
@@ -337,8 +337,7 @@ def card(name: str) -> str:
   rows = [("", ""), ("data", about)]
   rows += [("network", f"`configs/{name}.py`: {pattern}, {size}")]
   rows += [("command", f"`{run['command']}`")]
-  time, *_ = _time(run).split(" on ")
-  made = run["commit"], run["machine"], time
+  made = run["commit"], run["machine"], _time(run)
   rows += [("commit, machine, time", ", ".join(made))]
   for x in run["evaluations"]:
     if x["step"] == run["steps"]:

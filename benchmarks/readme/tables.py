@@ -14,7 +14,7 @@ PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
 GPU = "accelerator-nvidia-h200"
 GPU_ATTENTION = f"{GPU}-triton-cudnn-hopper"
-FACTORS = "`Strided(128)`", "`Block(128)`", "`Summary(128, 32)`"  # of others
+FACTOR = "Strided(128)"  # of another pattern
 GPU_SPEED = 20e12  # FLOP/s in float32 that a large GPU sustains, by estimate
 
 
@@ -44,24 +44,9 @@ def _pattern(row):
 
 def speed() -> str:
   """Attention on a GPU, and how many times as long dense attention takes."""
-  found, rows = record.read(GPU_ATTENTION)["attention"], {}
-  for x in found["entries"].values():
-    programs, text = x.get("programs", {}), x.get("pattern", "")
-    if summary.DENSE not in programs or f"`{text}`" in FACTORS:
-      continue
-    is_dense = text == report.DENSE
-    is_large = x["n"] * x["batch"] > 40_000  # fills the GPU
-    if is_large and (x["n"] == 12_288 or not is_dense):
-      ours = programs["cudnn" if is_dense else "triton"]
-      ours, dense = (y[PASS]["median"] for y in (ours, programs[summary.DENSE]))
-      ((pattern,),) = patterns.parse(text)
-      keys = pattern.pairs(x["n"]) / x["n"]
-      cells = f"`{text}`", f"{x['n']:,}", f"{keys:,.0f}"
-      times = f"{1e3 * ours:.2f}", f"{dense / ours:.1f} x"
-      rows[x["n"], keys] = *cells, *times
-  titles = "pattern", "n", "keys per query", "ms"
-  table = [(*titles, "dense causal takes")]
-  table += [row for _, row in sorted(rows.items())]
+  found = record.read(GPU_ATTENTION)["attention"]
+  titles = "pattern", "n", "keys per query", "ms", "dense causal takes"
+  table = tables.markdown([titles, *_gpu_rows(found["entries"])])
   steps = ", ".join(
     f"`{name}` {1e3 * x['step']['median']:,.0f} ms ({100 * x['mfu']:.1f} %)"
     for name, x in record.read(GPU)["presets"]["entries"].items()
@@ -77,7 +62,27 @@ def speed() -> str:
     ". The last two used cuDNN also for windows and columns, where `auto` now"
     " takes Triton's kernels, which are faster on those above."
   )
-  return f"{wrap(first)}\n\n{tables.markdown(table)}\n{wrap(last)}"
+  return f"{wrap(first)}\n\n{table}\n{wrap(last)}"
+
+
+def _gpu_rows(entries):
+  """Cases that fill the GPU, dense ones at one n only, by n and keys."""
+  rows = {}
+  for x in entries.values():
+    programs = x.get("programs", {})
+    if summary.RIVAL not in programs or x["pattern"] == FACTOR:
+      continue
+    n, is_dense = x["n"], x["pattern"] == report.DENSE
+    if n * x["batch"] < 40_000 or (is_dense and n != 12_288):
+      continue
+    chosen = programs["cudnn" if is_dense else "triton"]  # by `auto`
+    both = chosen, programs[summary.RIVAL]
+    ours, dense = (program[PASS]["median"] for program in both)
+    ((pattern,),) = patterns.parse(x["pattern"])
+    keys = pattern.pairs(n) / n
+    cells = f"`{x['pattern']}`", f"{n:,}", f"{keys:,.0f}"
+    rows[n, keys] = *cells, f"{1e3 * ours:.2f}", f"{dense / ours:.1f} x"
+  return [row for _, row in sorted(rows.items())]
 
 
 def efficiency() -> str:
@@ -134,7 +139,7 @@ def _times(row):
 
 def measured() -> str:
   paths = sorted(record.FOLDER.glob("accelerator-*.json"))
-  return summary.page(map(atomic.read_json, paths))
+  return summary.page([*map(atomic.read_json, paths)])
 
 
 def released() -> str:

@@ -15,6 +15,7 @@ from sparse_transformer.patterns import Causal, Full, Pattern, shorten
 DTYPES = "bfloat16", "float16"
 MIN_CAPABILITY = 8.0  # Ampere
 MULTIPLE, MAX_WIDTH = 8, 128  # widths of heads; others are padded
+MAX_SEQUENCES = 2**16 - 1  # blocks of threads along an axis of a grid
 TILE = 128  # for estimates: cuDNN does not say which it takes
 
 
@@ -39,6 +40,8 @@ class Cudnn(contract.Executor):
     for pattern in case.patterns:
       if not isinstance(pattern, Causal | Full):
         return f"{shorten(pattern)} is not dense"
+    if max(contract.number(case.batch), case.num_heads) > MAX_SEQUENCES:
+      return f"it has more than {MAX_SEQUENCES} sequences or heads"
     if self.implementation == "xla":
       return None
     if case.platform != "cuda":
@@ -48,7 +51,7 @@ class Cudnn(contract.Executor):
     if case.dtype not in DTYPES:
       return f"its dtypes are {', '.join(DTYPES)}, got {case.dtype}"
     if case.length % 2 and Full() in case.patterns:
-      return "JAX has gradients of even lengths only"
+      return "JAX has gradients of Full() at even lengths only"
     if (width := max(case.qk_width, case.value_width)) > MAX_WIDTH:
       return f"widths of heads must be at most {MAX_WIDTH}, got {width}"
     return None

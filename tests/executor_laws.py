@@ -201,7 +201,9 @@ def assert_close(found, expected, tolerance=2e-5):
   names = (*NAMES, "dsinks")[: len(expected)]
   for name, x, y in zip(names, found, expected, strict=True):
     error = np.abs(np.asarray(x, np.float64) - y).max()
-    assert error <= tolerance * max(np.abs(y).max(), 1e-6), (name, error)
+    allowed = tolerance * max(np.abs(y).max(), 1e-6)
+    # A sink's gradient is a sum over all queries, whose terms cancel.
+    assert error <= (4 if name == "dsinks" else 1) * allowed, (name, error)
     # Scores are products in float32, whatever the dtype.
     assert name != "lse" or error <= 1e-4, error
 

@@ -60,7 +60,7 @@ LIMITS = {
   "model": 1_792,
   "patterns": 2_551,
   "targets": 556,
-  "tests": 17_485,
+  "tests": 17_487,
   "training": 3_840,
   "words of docs": 19_985,
 }

@@ -62,7 +62,7 @@ LIMITS = {
   "targets": 556,
   "tests": 17_487,
   "training": 3_840,
-  "words of docs": 19_994,
+  "words of docs": 19_996,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -156,9 +156,9 @@ def one_key() -> Iterator[str]:
 
 def longer() -> Iterator[str]:
   """How patterns rank early and late in training."""
-  name, steps, early = "cifar10_survive", (500, 2000, 6000), {}
+  name, steps = "cifar10_longer", (500, 2000, 6000)
   holds = {_pattern(choice): about for choice, about in HOLDS.items()}
-  found = record.read(name)
+  found, early = record.read(name), {}
   for run in found["runs"]:
     curve = run["curve"]
     bits = dict(zip(curve["steps"], curve["bits_per_dim"], strict=True))

@@ -2,8 +2,7 @@
 
 The compiler writes the code of all kernels, and the list of what it launches,
 into a folder. NVIDIA's assembler says how many registers each kernel needs, and
-how much it spills to memory. Mosaic GPU compiles its own kernels, and writes
-what the assembler says of them.
+how much it spills to memory.
 """
 
 import re
@@ -22,7 +21,7 @@ LAUNCH = re.compile(
 def variables(folder, *flags):
   """The environment in which compilers write what `kernels` reads."""
   dump = f"--xla_dump_to={folder}", "--xla_dump_emitter_re=ptx"
-  return dict(XLA_FLAGS=" ".join((*dump, *flags)), MOSAIC_GPU_DUMP_TO=folder)
+  return dict(XLA_FLAGS=" ".join((*dump, *flags)))
 
 
 def kernels(folder):
@@ -39,7 +38,7 @@ def kernels(folder):
     for path in folder.glob("*thunk_sequence.txt")
     for found in LAUNCH.finditer(path.read_text())
   }
-  result = dict(map(_of_mosaic, folder.glob("*.ptxas")))
+  result = {}
   for path in folder.glob("*.ptx"):
     code = path.read_text()
     for name in re.findall(r"\.entry (\w+)\(", code):
@@ -50,18 +49,6 @@ def kernels(folder):
           threads=int(launches[name]["threads"]),
         )
   return result
-
-
-def _of_mosaic(path):
-  name = re.sub(r"_\d+$", "", path.stem)
-  # Written as it is lowered, with another number.
-  shared = (
-    int(size)
-    for other in path.parent.glob(f"{name}_*.resources.txt")
-    for size in re.findall(r"smem_scratch_bytes=(\d+)", other.read_text())
-  )
-  found = _resources(path.read_text())
-  return name, found | dict(shared_bytes=max(shared, default=0))
 
 
 def _assemble(path, code):

@@ -28,9 +28,6 @@ for name, value in (
 ):
   os.environ[name.upper()] = str(value)
   jax.config.update(name, value)
-# Pallas' interpreter of Mosaic GPU needs a thread of XLA's for each warpgroup;
-# with as many as cores, it may wait for ever.
-os.environ.setdefault("NPROC", "8")
 if jax.__version_info__ < (0, 11):
   # The older of its two ways to emit fusions, which later versions no longer
   # have, compiles them three times as fast.

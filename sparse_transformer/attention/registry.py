@@ -10,11 +10,8 @@ from jax.interpreters import ad, batching, mlir
 
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
 from sparse_transformer.attention.executors import dense, xla
-from sparse_transformer.attention.executors.block_executor import (
-  Hopper,
-  Mosaic,
-)
 from sparse_transformer.attention.executors.cudnn import Cudnn
+from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import (
   PLATFORMS,
@@ -184,4 +181,3 @@ register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))
 register("cudnn", Cudnn(), platforms=("cuda",))
 register("mosaic", Mosaic(), platforms=("tpu",))
-register("hopper", Hopper())

@@ -65,7 +65,6 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
     (dict(batch=2**16), "more than 65535 sequences"),
     (dict(patterns=(Causal(),), length=517), "^cudnn$"),
     (dict(patterns=()), "^triton; not cudnn: no pattern is given$"),
-    (dict(patterns=(), capability=9.0), "^triton; not cudnn"),  # nor hopper
     (
       dict(patterns=(), qk_width=8),
       "^batched; .*; not triton: widths of heads .*",

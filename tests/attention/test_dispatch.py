@@ -210,16 +210,14 @@ def test_dtypes_are_promoted_explicitly(pattern, backend):
     assert jax.eval_shape(step, cache, x[:, 0])[0].dtype == x.dtype
 
 
-@pytest.mark.parametrize("backend", ["triton", "mosaic", "hopper"])
+@pytest.mark.parametrize("backend", ["triton", "mosaic"])
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit, jax.vmap])
 def test_kernels_of_another_platform_are_rejected(backend, transform):
   x = jnp.ones((2, 1, 64, 2, 16))
   function = transform(
     lambda x: attend(x, x, x, Local(9), backend=backend).sum()
   )
-  with pytest.raises(
-    Unsupported, match=f"backend={backend}.* it needs (a|jax)"
-  ):
+  with pytest.raises(Unsupported, match=f"backend={backend}.* it needs a"):
     function(x if transform is jax.vmap else x[0])
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors.block_executor import Hopper, Mosaic
+from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
@@ -26,22 +26,14 @@ MIXED = Local(12), Local(12) | Strided(12), WITHOUT_KEYS[1], Strided(5)
 EXECUTORS = {
   "interpreted": Triton(interpret=True),
   "interpreted_mosaic": Mosaic(interpret=True),
-  "interpreted_hopper": Hopper(interpret=True),
 }
-GPU, TPU, HOPPER = EXECUTORS
-SMALLEST = {GPU: 32, TPU: 32, HOPPER: 64}  # tiles
+GPU, TPU = EXECUTORS
 SHARED_ORDER = *(Block(32) | Summary(32, 8, i) for i in (0, 1)), Local(17)
 OTHER_VALUES = dict(others=("values of another dtype",))
-needs_mosaic_gpu = pytest.mark.skipif(
-  jax.__version_info__ < Hopper.MIN_JAX, reason="needs a later jax"
-)
 # But for Triton, most cases are for soak.
 soak = pytest.mark.soak
 slow = functools.partial(pytest.param, marks=soak)
-everywhere = pytest.mark.parametrize(
-  "backend",
-  [GPU, slow(TPU), pytest.param(HOPPER, marks=[soak, needs_mosaic_gpu])],
-)
+everywhere = pytest.mark.parametrize("backend", [GPU, slow(TPU)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -64,7 +56,6 @@ def agrees(
   dtype=jnp.float32,
   options=laws.PLAIN,
 ):
-  tile = tile and max(tile, SMALLEST[backend])
   sizes = n, len(heads), k, e, batch, dtype
   inputs = laws.random_inputs(*sizes, group=options.group)
   found = laws.run(*inputs, tuple(heads), backend, tile, options=options)
@@ -73,13 +64,12 @@ def agrees(
 
 
 # A pattern is tables to kernels, which other tests check for all patterns; the
-# interpreters for TPUs and Hopper are slow.
+# interpreter for TPUs is slow.
 @pytest.mark.parametrize(
   "backend, k, e, patterns",
   [
     (GPU, 16, 32, catalogue.ALL),
     slow(TPU, 8, 12, catalogue.ALL),
-    pytest.param(HOPPER, 16, 32, catalogue.ALL, marks=[soak, needs_mosaic_gpu]),
   ],
 )
 def test_every_pattern_in_one_launch(backend, k, e, patterns):
@@ -140,8 +130,7 @@ def test_attention_can_be_mapped(backend):
 
   @jax.jit
   def attention(*arrays):
-    tile = SMALLEST[backend]
-    return attend(*arrays, TWO_SLOTS, backend=backend, tile=tile)
+    return attend(*arrays, TWO_SLOTS, backend=backend, tile=32)
 
   np.testing.assert_array_equal(
     jax.vmap(attention)(*pairs).reshape(v.shape), attention(q, k, v)
@@ -174,18 +163,6 @@ def test_tables_are_arguments_in_several_launches(
 @pytest.mark.parametrize(
   "executor, change, words",
   [
-    (Hopper, dict(), None),
-    (Hopper, dict(dtype="float16", tile=128), None),
-    (Hopper, dict(value_width=128, tile=64), None),
-    (Hopper, dict(length=20, tile=32), None),  # as `attend` shortens it
-    (Hopper, dict(tile=32), "must have 64 or 128 positions, got tile=32"),
-    (Hopper, dict(value_width=128, tile=128), "64 positions, got tile=128"),
-    (Hopper, dict(platform="tpu"), "it needs an NVIDIA GPU"),
-    (Hopper, OTHER_VALUES, "not have values of another dtype"),
-    (Hopper, dict(dtype="float32"), "bfloat16 or float16, got float32"),
-    (Hopper, dict(qk_width=32), r"must be 64 or 128, got \(32, 64\)"),
-    (Hopper, dict(capability=8.0), "9.0, got 8.0"),
-    (Hopper, dict(capability=10.0), "9.0, got 10.0"),
     (Triton, dict(), None),
     (Triton, dict(capability=7.5), "capability 8.0 or later, got 7.5"),
     (Triton, dict(dtype="float16", value_width=128), None),
@@ -205,8 +182,7 @@ def test_tables_are_arguments_in_several_launches(
     (Mosaic, dict(value_width=512), r"at most 256, got \(64, 512\)"),
   ],
 )
-def test_cases_that_cannot_run_are_named(executor, change, words, monkeypatch):
-  monkeypatch.setattr(jax, "__version_info__", Hopper.MIN_JAX)
+def test_cases_that_cannot_run_are_named(executor, change, words):
   settings = dict(qk_width=64, value_width=64, dtype="bfloat16")
   platform = "tpu" if executor == Mosaic else "cuda"
   case = dict(batch=1, length=999, num_heads=4, platform=platform) | settings

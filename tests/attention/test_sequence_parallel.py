@@ -19,7 +19,7 @@ from jax.sharding import (
 
 from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.contract import Case
-from sparse_transformer.attention.executors.block_executor import Mosaic
+from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import (
   Exchange,

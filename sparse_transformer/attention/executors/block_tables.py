@@ -1,8 +1,7 @@
-"""Tables of kernels that copy blocks, for TPUs and for Hopper GPUs.
+"""Tables of kernels that copy blocks, for TPUs.
 
 Pallas' Mosaic copies consecutive places only. So arrays are arranged in blocks,
-of one tile of one head each. Each tile of an item is a step: of the grid on a
-TPU, of the item's own program on a GPU.
+of one tile of one head each. Each tile of an item is a step of a grid.
 """
 
 import dataclasses
@@ -28,9 +27,6 @@ class Grid:
   items: Table  # the block of the item; ascending
   others: Table  # the block of the other side
   codes: Table  # see `FIRST`
-  # int32 [num_blocks, 4], those of each item, the longest first: its block, its
-  # first step, its first one with a full tile, and the one after the last.
-  ranges: Table
   # The blocks that items of these steps may have.
   first: int = dataclasses.field(metadata=STATIC)
   num_blocks: int = dataclasses.field(metadata=STATIC)
@@ -49,31 +45,25 @@ class BlockTables:
   by_key: tuple[Grid, ...]  # their items are blocks of keys
 
 
-def to_blocks(
-  x_BLHK: jax.Array, tile: int, num_heads: int, rows: bool
-) -> jax.Array:
-  """Blocks [B, blocks, K, tile]; with `rows`, [B, blocks, tile, K].
+def to_blocks(x_BLHK: jax.Array, tile: int, num_heads: int) -> jax.Array:
+  """Blocks [B, blocks, K, tile].
 
   x_BL1 is the same for all heads. Without K, as of x_BLH, blocks are [B,
-  blocks, 1, tile], or with `rows` [B, blocks, tile].
+  blocks, 1, tile].
   """
-  batch, _, given, *width = x_BLHK.shape
-  x = x_BLHK.reshape(batch, -1, tile, given, *width or (1,))
+  batch, _, heads, *width = x_BLHK.shape
+  x = x_BLHK.reshape(batch, -1, tile, heads, *width or (1,))
   x = jnp.broadcast_to(x, (*x.shape[:3], num_heads, x.shape[4]))
-  x = x.transpose((0, 3, 1, 2, 4) if rows else (0, 3, 1, 4, 2))
-  blocks = x.reshape(batch, -1, *x.shape[3:])
-  return blocks if width or not rows else blocks[..., 0]
+  x = x.transpose(0, 3, 1, 4, 2)
+  return x.reshape(batch, -1, *x.shape[3:])
 
 
-def from_blocks(
-  blocks: jax.Array, num_heads: int, rows: bool, is_wide: bool
-) -> jax.Array:
+def from_blocks(blocks: jax.Array, num_heads: int, is_wide: bool) -> jax.Array:
   """Undoes `to_blocks`: [B, n, H, K], or [B, n, H] if not `is_wide`."""
-  blocks = blocks if is_wide or not rows else blocks[..., None]
-  batch, _, *shape = blocks.shape
-  x = blocks.reshape(batch, num_heads, -1, *shape)
-  x = x.transpose((0, 2, 3, 1, 4) if rows else (0, 2, 4, 1, 3))
-  x = x.reshape(batch, -1, *x.shape[3:])
+  batch, _, width, tile = blocks.shape
+  x = blocks.reshape(batch, num_heads, -1, width, tile)
+  x = x.transpose(0, 2, 4, 1, 3)
+  x = x.reshape(batch, -1, num_heads, width)
   return x if is_wide else x[..., 0]
 
 
@@ -105,7 +95,7 @@ def _steps_of(
   """The items, others and codes of steps, at least one an item: [3, steps]."""
   head, tile, first, middle, last, _ = np.asarray(lists.items).T
   blocks = head * num_mine + tile
-  # Lists are longest first, for machines that run several items at a time.
+  # Lists are longest first; items of a grid ascend.
   order, size = np.argsort(blocks, kind="stable"), last - first
   item = np.repeat(order, np.maximum(size, 1)[order])
   changes = np.diff(item, prepend=-1, append=-1) != 0
@@ -166,13 +156,10 @@ def _pad(steps: np.ndarray, size: int) -> np.ndarray:
 def _grid(steps: np.ndarray, blocks: np.ndarray) -> Grid:
   """The steps of items with these blocks."""
   items, others, codes = steps
-  first = np.searchsorted(items, blocks)
-  partial, full = (
-    np.bincount(items[codes & kind != 0] - blocks[0], minlength=len(blocks))
-    for kind in (PARTIAL, FULL)
+  return Grid(
+    items=items,
+    others=others,
+    codes=codes,
+    first=int(blocks[0]),
+    num_blocks=len(blocks),
   )
-  middle = first + partial
-  ranges = np.stack([blocks, first, middle, middle + full], 1)
-  ranges = ranges[np.argsort(-(partial + full), kind="stable")]
-  tables = items, others, codes, ranges.astype(np.int32)
-  return Grid(*tables, int(blocks[0]), len(blocks))

@@ -1,8 +1,8 @@
 """The mathematics of the fused kernels, with exponentials to base 2.
 
-GPUs and TPUs compute 2^x in one instruction. The kernels of GPUs are here, in
-whichever dialect of Pallas. A row of scores is a position of the item: scores
-are transposed where items are tiles of keys.
+GPUs and TPUs compute 2^x in one instruction. The kernels of GPUs are here. A
+row of scores is a position of the item: scores are transposed where items are
+tiles of keys.
 """
 
 import abc
@@ -20,7 +20,7 @@ LOG2_E = math.log2(math.e)
 
 
 def scaled(
-  s: jax.Array, scores: Scores, width: int, tanh: Callable = jnp.tanh
+  s: jax.Array, scores: Scores, width: int
 ) -> tuple[jax.Array, float, jax.Array | None]:
   """(scores, their factor, the slope of the soft cap or None).
 
@@ -29,7 +29,7 @@ def scaled(
   """
   factor, cap = scores.factor(width), scores.softcap
   if cap:
-    share = tanh(s * (factor / cap))
+    share = jnp.tanh(s * (factor / cap))
     return share, LOG2_E * cap, 1 - share * share
   if factor <= 0:
     return s * (LOG2_E * factor), 1.0, None
@@ -69,8 +69,6 @@ def by_column(x: jax.Array, like: jax.Array) -> jax.Array:
 class Item(abc.ABC):
   """One item, within a kernel; what it reads may be references to memory."""
 
-  tanh: Callable = staticmethod(jnp.tanh)
-
   def __init__(self, scores: Scores):
     self._scores = scores
 
@@ -101,14 +99,6 @@ class Item(abc.ABC):
     """(output, maximum, sum) before any tile."""
     return self.full(0.0, width), self.full(-jnp.inf), self.full(0.0)
 
-  def rows(self, x: Any) -> jax.Array:
-    """A value for each row, which was read."""
-    return x
-
-  def columns(self, x: Any) -> jax.Array:
-    """A value for each column, which was read."""
-    return x
-
   def exp2(self, x: jax.Array, factor: float, minus: jax.Array) -> jax.Array:
     """2^(factor x - minus)."""
     return jnp.exp2(x * factor - minus)
@@ -120,7 +110,7 @@ class Item(abc.ABC):
   def scores(self, a: Any, b: Any) -> tuple:
     """The scores of rows a and columns b, see `scaled`."""
     s = self.dot(a, b.T)
-    return scaled(s, self._scores, a.shape[-1], self.tanh)
+    return scaled(s, self._scores, a.shape[-1])
 
 
 def forward(item: Item, refs: Any) -> None:
@@ -147,7 +137,7 @@ def backward_of_queries(item: Item, refs: Any) -> None:
   """dq of the rows of an item; log-sum-exps are to base 2."""
   queries = item.mine()
   q, dout = queries.q, queries.dout
-  lse, delta = item.rows(queries.lse), item.rows(queries.delta)
+  lse, delta = queries.lse, queries.delta
 
   def body(keys, mask, dq):
     k, v = keys.k, keys.v
@@ -170,7 +160,7 @@ def backward_of_keys(item: Item, refs: Any) -> None:
     dk, dv = carry
     q, dout = queries.q, queries.dout
     s, factor, slope = item.scores(k, q)
-    lse, delta = item.columns(queries.lse), item.columns(queries.delta)
+    lse, delta = queries.lse, queries.delta
     p = mask(item.exp2(s, factor, by_column(lse, s)), 0.0)
     # dv before ds: both gradients at once would need more registers.
     dv = item.dot(p.astype(dout.dtype), dout, dv)

@@ -148,7 +148,11 @@ def _backward_of_keys(scores, code, queries, keys, masks, dk, dv, dk_MK, dv_ME):
 def launch(
   name: str, plan: Plan, blocks: Any, outs: Any, interpret: bool
 ) -> list[jax.Array]:
-  """See `block_executor.BlockExecutor.kernels`."""
+  """Runs one of "forward", "backward_of_queries", "backward_of_keys" on blocks.
+
+  Returns the blocks of each result; `outs` has their widths (0: none) and
+  dtypes.
+  """
   (queries, keys), tables, tile = blocks, plan.tables, plan.tile
   widths, row = [max(1, width) for width, _ in outs], (1, tile)
   of_sides = (ITEMS, OTHERS)

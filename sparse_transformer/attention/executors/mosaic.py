@@ -1,80 +1,64 @@
-"""The executors for TPUs and Hopper GPUs, whose kernels copy blocks.
+"""The executor for TPUs, whose kernels copy blocks.
 
 A plan has all parts, of all heads, with one order of queries; keys follow each
 other in all the orders that these parts have. See `block_tables`.
 """
 
-import abc
 import dataclasses
 import functools
-from collections.abc import Container, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import contract, platforms
+from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import block_tables, items
 from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.attention.orders import Orders, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
+DTYPES = "bfloat16", "float32"
+MAX_WIDTH = 256  # of heads
+TILES = 128, 256, 512  # to choose from: with 1,024, VMEM may not suffice
+SMALL_TILES = 32, 64  # which kernels can run, and nothing chooses
+# What a step of a grid and a pair of its tile cost, in seconds, in all three
+# kernels, as modelled: a step takes 0.35 microseconds, besides the instructions
+# of the program compiled for a v5e, in bfloat16.
+STEP_COST = 3 * 0.35e-6
+PAIR_COST = 12e-12
+
 
 @dataclasses.dataclass(frozen=True)
-class BlockExecutor(contract.Executor):
-  """An executor whose kernels follow tables of blocks and steps."""
+class Mosaic(contract.Executor):
+  """Runs fused kernels on TPUs, see `mosaic_kernels`."""
 
   interpret: bool = False  # whether to interpret the kernels, on any platform
-
-  PLATFORM: ClassVar[str]
-  DEVICE: ClassVar[str]
-  DTYPES: ClassVar[tuple[str, ...]]
-  # The widths of heads that the device supports, and these in words.
-  WIDTHS: ClassVar[Container[int]]
-  WIDTHS_ARE: ClassVar[str]
-  TILES: ClassVar[tuple[int, ...]]  # positions to choose from, ascending
-  SMALLEST = 32  # positions in a tile that kernels can run
-  # What each step and each pair of its tile costs, in units of one's own.
-  STEP: ClassVar[float]
-  PAIR: ClassVar[float]
-  MOST_STEPS = 2**31 - 1  # of one grid
-  ROWS: ClassVar[bool]  # whether blocks are [tile, K], not [K, tile]
-
-  @abc.abstractmethod
-  def kernels(self) -> Any:
-    """The module with the kernels, imported only where they run.
-
-    launch(name, plan, (queries, keys), outs, interpret) runs one of "forward",
-    "backward_of_queries" and "backward_of_keys" on blocks. It returns the
-    blocks of each result; `outs` has their widths (0: none) and dtypes.
-    """
-
-  def tiles(self, case: contract.Case) -> tuple[int, ...]:
-    """The values of `TILES` that a case supports."""
-    del case
-    return self.TILES
+  # Of one grid: three tables of integers take 768 KiB of the 1 MiB of scalar
+  # memory.
+  MOST_STEPS = 2**16
+  SMALLEST = SMALL_TILES[0]
 
   def unsupported(self, case: contract.Case) -> str | None:
-    if not self.interpret and case.platform != self.PLATFORM:
-      return f"it needs {self.DEVICE}"
+    if not self.interpret and case.platform != "tpu":
+      return "it needs a TPU"
     # `attend` reduces the tile of a short sequence.
     is_short = case.length <= case.tile < self.SMALLEST
-    tiles = self.tiles(case)
-    if case.tile and case.tile not in tiles and not is_short:
+    known = (*SMALL_TILES, *TILES)
+    if case.tile and case.tile not in known and not is_short:
       return (
-        f"tiles must have {' or '.join(map(str, tiles))} positions, got"
+        f"tiles must have {' or '.join(map(str, known))} positions, got"
         f" tile={case.tile}; 0 chooses"
       )
     if self.interpret:
       return None
-    if case.dtype not in self.DTYPES:
-      return f"it needs {' or '.join(self.DTYPES)}, got {case.dtype}"
+    if case.dtype not in DTYPES:
+      return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
     if lacking := contract.NOT_IN_KERNELS & {*case.others}:
       return f"it does not have {' or '.join(sorted(lacking))}"
     widths = case.qk_width, case.value_width
-    if not all(width in self.WIDTHS for width in widths):
-      return f"widths of heads must be {self.WIDTHS_ARE}, got {widths}"
+    if max(widths) > MAX_WIDTH:
+      return f"widths of heads must be at most {MAX_WIDTH}, got {widths}"
     return None
 
   def tile_size(self, part: Pattern, case: contract.Case) -> int:
@@ -84,8 +68,7 @@ class BlockExecutor(contract.Executor):
     self, patterns: tuple[Pattern, ...], case: contract.Case
   ) -> int:
     """The tile that `plans` chooses for all heads."""
-    tiles = self.tiles(case), self.STEP, self.PAIR
-    return _choose_tile(patterns, case.length, *tiles)
+    return _choose_tile(patterns, case.length)
 
   def _tile_of(self, patterns, case):
     tile = case.tile or self.common_tile(patterns, case)
@@ -113,82 +96,30 @@ class BlockExecutor(contract.Executor):
   def backward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
-    given = queries, keys
+    sides = queries, keys
     of_dq, *outs = ((x.shape[-1], x.dtype) for x in (queries.q, *keys[:2]))
-    dq = self._run("backward_of_queries", plan, given, [of_dq])
-    return *dq, *self._run("backward_of_keys", plan, given, outs)
+    dq = self._run("backward_of_queries", plan, sides, [of_dq])
+    return *dq, *self._run("backward_of_keys", plan, sides, outs)
 
-  def _run(self, name, plan, given, outs):
+  def _run(self, name, plan, sides, outs):
     """The results of a kernel, rounded unless others are added to them."""
-    heads = [arrays[0].shape[2] for arrays in given]
+    # Pallas for TPUs is imported only where kernels run.
+    from sparse_transformer.attention.executors import mosaic_kernels
+
+    heads = [arrays[0].shape[2] for arrays in sides]
     blocks = [
-      jax.tree.map(
-        lambda x, h=h: block_tables.to_blocks(x, plan.tile, h, self.ROWS), side
-      )
-      for side, h in zip(given, heads, strict=True)
+      jax.tree.map(lambda x, h=h: block_tables.to_blocks(x, plan.tile, h), side)
+      for side, h in zip(sides, heads, strict=True)
     ]
     if not plan.is_whole:
       outs = [(width, np.promote_types(x, np.float32)) for width, x in outs]
-    found = self.kernels().launch(name, plan, blocks, outs, self.interpret)
+
+    results = mosaic_kernels.launch(name, plan, blocks, outs, self.interpret)
     own = heads[name == "backward_of_keys"]
     return [
-      block_tables.from_blocks(x, own, self.ROWS, width > 0)
-      for x, (width, _) in zip(found, outs, strict=True)
+      block_tables.from_blocks(x, own, width > 0)
+      for x, (width, _) in zip(results, outs, strict=True)
     ]
-
-
-class Mosaic(BlockExecutor):
-  """Runs fused kernels on TPUs, see `mosaic_kernels`."""
-
-  PLATFORM, DEVICE, DTYPES = "tpu", "a TPU", ("bfloat16", "float32")
-  TILES = 128, 256, 512  # with 1,024, VMEM may not suffice
-  # In seconds, in all three kernels, as modelled: a step of a grid takes 0.35
-  # microseconds, besides the instructions of the program compiled for a v5e, in
-  # bfloat16.
-  STEP, PAIR = 3 * 0.35e-6, 12e-12
-  # Three tables of integers take 768 KiB of 1 MiB of scalar memory.
-  MOST_STEPS = 2**16
-  WIDTHS, WIDTHS_ARE = range(1, 257), "at most 256"
-  ROWS = False
-
-  def tiles(self, case: contract.Case) -> tuple[int, ...]:
-    return (32, 64, *self.TILES) if case.tile else self.TILES
-
-  def kernels(self) -> Any:
-    from sparse_transformer.attention.executors import mosaic_kernels
-
-    return mosaic_kernels
-
-
-class Hopper(BlockExecutor):
-  """Runs fused kernels on Hopper GPUs, see `hopper_kernels`."""
-
-  PLATFORM, DEVICE, DTYPES = "cuda", "an NVIDIA GPU", ("bfloat16", "float16")
-  TILES = 64, 128
-  SMALLEST = 64
-  STEP, PAIR = 64**2, 1  # in pairs: a guess, not measured
-  WIDTHS, WIDTHS_ARE = (64, 128), "64 or 128"
-  ROWS = True
-  CAPABILITY = 9.0  # later ones have no wgmma
-  MIN_JAX = 0, 11, 2  # whose Mosaic GPU can compile and interpret the kernels
-
-  def tiles(self, case: contract.Case) -> tuple[int, ...]:
-    # With wider heads, tiles of 128 spill registers.
-    is_wide = max(case.qk_width, case.value_width) > self.WIDTHS[0]
-    return self.TILES[:1] if is_wide else self.TILES
-
-  def unsupported(self, case: contract.Case) -> str | None:
-    if jax.__version_info__ < self.MIN_JAX:
-      return f"it needs jax {'.'.join(map(str, self.MIN_JAX))} or later"
-    others = platforms.compute_capabilities() - {self.CAPABILITY}
-    if others and not self.interpret and case.platform == self.PLATFORM:
-      return f"it needs compute capability {self.CAPABILITY}, got {min(others)}"
-    return super().unsupported(case)
-
-  def kernels(self) -> Any:
-    from sparse_transformer.attention.executors import hopper_kernels
-
-    return hopper_kernels
 
 
 @functools.lru_cache(maxsize=64)
@@ -250,7 +181,7 @@ def _orders_of_keys(layouts):
 
 
 @functools.lru_cache(maxsize=256)
-def _choose_tile(patterns, n, tiles, step, pair):
+def _choose_tile(patterns, n):
   """The tile with which steps and their pairs cost least."""
 
   def cost(tile):
@@ -259,6 +190,6 @@ def _choose_tile(patterns, n, tiles, step, pair):
       * (len(patterns) if heads is None else len(heads))
       for part, heads in heads_of_parts(patterns, n)
     )
-    return num_tiles * (step + tile**2 * pair)
+    return num_tiles * (STEP_COST + tile**2 * PAIR_COST)
 
-  return min((t for t in tiles if t < 2 * n or t == tiles[0]), key=cost)
+  return min((t for t in TILES if t < 2 * n or t == TILES[0]), key=cost)

@@ -39,17 +39,6 @@ FREE = {"nothing"}
 CHANGEABLE = {"nothing", "updates", "updates and scores"}
 UNSCORED = {"nothing", "start", "updates"}
 FREE_IN_EVALUATION = {*AFFECTS} - {"data"}
-# Fields of earlier versions, each with the value that is now fixed, or None if
-# it affected no result.
-RETIRED = {
-  **{"data.field": "text", "data.min_length": 500, "model.init": "code"},
-  **{"model.experts_per_token": 2, "model.experts_every": 2},
-  **{"attention.tile": None, "loss.load_balance": 0.01},
-  **{"loss.router_z": 0.001, "loss.codebook": 0.01, "loss.span": 1e-6},
-  **{"optimizer.epsilon": 1e-8, "optimizer.clip_norm": 1.0},
-  **{"train.max_skipped": None, "train.spike": None},
-  **{"checkpoint.keep_best": None, "checkpoint.on_error": None},
-}
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
 # What `ast.literal_eval` raises.
@@ -101,21 +90,15 @@ def read_config(workdir: str | os.PathLike) -> Config:
 
 
 def from_json(settings: dict[str, Any], place: object) -> Config:
-  """The config that a run has written, of this or an earlier version.
+  """The config that a run has written; fields that it lacks have defaults.
 
-  Raises ValueError with `place` first if this version cannot continue it.
+  Raises ValueError with `place` first if it has other fields or values.
   """
   try:
     groups = settings.values() if isinstance(settings, dict) else ()
     if {*map(type, groups)} != {dict}:
       raise ValueError("it lacks the groups of fields that a run writes")
-    values = schema.flatten(ConfigDict(settings))
-    # How classifiers pooled, others had no use for.
-    pool = "mean" if values.get("model.task") == "classify" else None
-    for name, value in (RETIRED | {"model.pool": pool}).items():
-      if value in (None, values.get(name)):
-        values.pop(name, None)
-    return Config().replace(**values)
+    return Config().replace(**schema.flatten(ConfigDict(settings)))
   except (TypeError, ValueError, AttributeError) as error:
     raise ValueError(f"{place} cannot be read: {error}") from None
 

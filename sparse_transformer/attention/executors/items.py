@@ -73,28 +73,38 @@ class Masks:
   def add(self, part: Pattern, layout: Layout) -> np.ndarray:
     """The number of the mask of each tile, -1 for a full one: int [tiles]."""
     numbers = np.full(len(layout.rows), -1)
+
     # The layout calls tiles that the end of the sequence cuts full as well.
     partial = np.flatnonzero(layout.pairs < self.tile**2)
-    places = layout.query_order, layout.key_order
-    rows, cols = layout.rows[partial], layout.cols[partial]
-    for here, pairs in pairs_of_tiles(part, places, self.tile, rows, cols):
-      numbers[partial[here]] = [
-        self._numbers.setdefault(bits.tobytes(), len(self._numbers))
-        for bits in np.packbits(pairs, axis=-1, bitorder="little")
+    batches = pairs_of_tiles(
+      part,
+      (layout.query_order, layout.key_order),
+      self.tile,
+      layout.rows[partial],
+      layout.cols[partial],
+    )
+    for batch, pairs in batches:
+      packed = np.packbits(pairs, axis=-1, bitorder="little")
+      numbers[partial[batch]] = [
+        self._numbers.setdefault(mask.tobytes(), len(self._numbers))
+        for mask in packed
       ]
     return numbers
 
   def packed(self, turned: bool = False) -> np.ndarray:
     """All masks, int32 [masks, tile, words]; `turned`: a row per key."""
     num_bytes = -(-self.tile // 8)
+    # Without masks there is one that is never used: tables may not be empty.
     content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
-    shape = -1, self.tile, num_bytes
-    bits = np.frombuffer(content, np.uint8).reshape(shape)
+    packed = np.frombuffer(content, np.uint8)
+    packed = packed.reshape(-1, self.tile, num_bytes)
     if turned:
-      pairs = np.unpackbits(bits, -1, self.tile, bitorder="little")
-      bits = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
-    words = np.pad(bits, ((0, 0), (0, 0), (0, -num_bytes % 4)))
-    return np.ascontiguousarray(words).view("<i4").astype(np.int32)
+      pairs = np.unpackbits(packed, -1, self.tile, bitorder="little")
+      packed = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
+
+    padding = (0, 0), (0, 0), (0, -num_bytes % 4)  # to whole words
+    padded = np.ascontiguousarray(np.pad(packed, padding))
+    return padded.view("<i4").astype(np.int32)
 
 
 class Side(NamedTuple):
@@ -133,28 +143,52 @@ def work_by_position(
   patterns: tuple[Pattern, ...], n: int, tile: int, group: int = 1
 ) -> Work:
   """The work of query heads; each `group` of them shares a key head."""
-  of_queries: dict[bytes, np.ndarray] = {}
-  of_keys: dict[bytes, np.ndarray] = {}
-  masks, parts, num_tiles = Masks(tile), [], -(-n // tile)
-  for part, chosen in heads_of_parts(patterns, n):
+  query_orders: dict[bytes, np.ndarray] = {}
+  key_orders: dict[bytes, np.ndarray] = {}
+  masks = Masks(tile)
+  parts = []
+  num_tiles = -(-n // tile)  # of one order
+
+  for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
-    rows = layout.rows + num_tiles * _number(of_queries, layout.query_order)
-    cols = layout.cols + num_tiles * _number(of_keys, layout.key_order)
-    heads = range(len(patterns)) if chosen is None else chosen
-    parts.append(Tiles(heads, rows, cols, masks.add(part, layout)))
-  sides = _by_position(of_queries, n, tile), _by_position(of_keys, n, tile)
-  return make_work(parts, masks, sides, len(patterns), group)
+    query_order = _number(query_orders, layout.query_order)
+    key_order = _number(key_orders, layout.key_order)
+    tiles = Tiles(
+      heads=range(len(patterns)) if heads is None else heads,
+      rows=layout.rows + num_tiles * query_order,
+      cols=layout.cols + num_tiles * key_order,
+      masks=masks.add(part, layout),
+    )
+    parts.append(tiles)
+
+  queries = _by_position(query_orders, n, tile)
+  keys = _by_position(key_orders, n, tile)
+  return make_work(parts, masks, (queries, keys), len(patterns), group)
 
 
 def make_shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int
 ) -> list[Work]:
   """The work of devices, with the same masks; see `Executor.shares`."""
-  tile, heads = layouts[0].tile, range(num_heads)
-  orders, masks = (layouts[0].query_order, layouts[0].key_order), Masks(tile)
-  sides = [by_place(len(order), tile) for order in orders]
-  found = [Tiles(heads, x.rows, x.cols, masks.add(part, x)) for x in layouts]
-  return [make_work([x], masks, sides, num_heads, group) for x in found]
+  first = layouts[0]
+  queries = by_place(len(first.query_order), first.tile)
+  keys = by_place(len(first.key_order), first.tile)
+
+  # All masks are added before any work is made, so that all works have them.
+  masks = Masks(first.tile)
+  tiles_of_devices = [
+    Tiles(
+      heads=range(num_heads),
+      rows=layout.rows,
+      cols=layout.cols,
+      masks=masks.add(part, layout),
+    )
+    for layout in layouts
+  ]
+  return [
+    make_work([tiles], masks, (queries, keys), num_heads, group)
+    for tiles in tiles_of_devices
+  ]
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
@@ -187,65 +221,98 @@ def make_work(
   parts = [x for x in parts if len(x.rows)]
   turned = [x.turned() for x in parts]
   return Work(
-    queries.positions,
-    keys.positions,
-    _make_lists(parts, queries, masks.packed(), num_heads, 1),
-    _make_lists(turned, keys, masks.packed(turned=True), num_heads, group),
+    queries=queries.positions,
+    keys=keys.positions,
+    by_query=_make_lists(parts, queries, masks.packed(), num_heads, group=1),
+    by_key=_make_lists(
+      turned, keys, masks.packed(turned=True), num_heads, group
+    ),
   )
 
 
 def _make_lists(parts, side, masks, num_heads, group):
-  """The lists of one side, whose heads number num_heads // group."""
-  num_heads, num_tiles = num_heads // group, side.num_tiles
-  others: list[np.ndarray] = []
-  # Items by parts, each with one of the query heads that use it.
-  known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+  """The lists of one side, which has a head for each `group` query heads."""
+  num_heads //= group
+  num_tiles = side.num_tiles
   items = []
+  others = []
+  # Heads with the same parts list the same tiles of the other side: those are
+  # written once. The key names each part, and which query head uses it.
+  known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
   for head in range(num_heads):
-    by_order: dict[int, list] = collections.defaultdict(list)
-    for i, part in enumerate(parts):
-      if chosen := [(i, h % group) for h in part.heads if h // group == head]:
-        by_order[part.rows[0] // num_tiles] += chosen
-    for slot, numbers in enumerate(map(tuple, by_order.values())):
-      if numbers not in known:
-        count = sum(map(len, others))
-        chosen = [(parts[i], member) for i, member in numbers]
-        found, tiles = _items(chosen, num_tiles)
-        known[numbers] = found + [0, count, count, count]
-        others.append(tiles[:, : 3 if group > 1 else 2])
-      new = known[numbers]
+    slots = _slots(parts, head, group, num_tiles)
+    for slot, members in enumerate(slots):
+      if members not in known:
+        start = sum(map(len, others))
+        used = [(parts[number], member) for number, member in members]
+        ranges, tiles = _items(used, num_tiles)
+        known[members] = ranges + [0, start, start, start]
+        others.append(tiles if group > 1 else tiles[:, :2])
+      ranges = known[members]
       if slot:  # rows without tiles are written to the first slot
-        new = new[new[:, 1] < new[:, 3]]
-      items.append(np.pad(new, ((0, 0), (1, 1)), constant_values=slot))
-      items[-1][:, 0] = head
-    if not by_order:  # a head without pairs
-      tiles = np.arange(num_tiles)[:, None]
-      items.append(tiles * [0, 1, 0, 0, 0, 0] + [head, 0, 0, 0, 0, 0])
+        ranges = ranges[ranges[:, 1] < ranges[:, 3]]
+      items.append(_with_columns(head, ranges, slot))
+    if not slots:  # a head without pairs
+      ranges = np.arange(num_tiles)[:, None] * [1, 0, 0, 0]
+      items.append(_with_columns(head, ranges, 0))
+
   all_items = np.concatenate(items).astype(np.int32)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
+
   heads, tiles, slots = all_items[:, 0], all_items[:, 1], all_items[:, 5]
+  # Padding has position -1: it marks the row after the last, which is cut off.
   written = np.zeros((slots.max() + 1, side.n + 1, num_heads), bool)
   written[slots[:, None], side.positions[tiles], heads[:, None]] = True
-  none = np.zeros((1, 2 + (group > 1)))
+
+  unused = np.zeros((1, 2 + (group > 1)))  # a table may not be empty
   return Lists(
-    all_items,
-    np.concatenate([*others, none]).astype(np.int32),
-    masks,
-    written[:, : side.n],
+    items=all_items,
+    others=np.concatenate([*others, unused]).astype(np.int32),
+    masks=masks,
+    written=written[:, : side.n],
   )
 
 
+def _slots(parts, head, group, num_tiles):
+  """The parts of a head, by order: ((number of a part, query head), ...)s."""
+  by_order = collections.defaultdict(list)
+  for number, part in enumerate(parts):
+    order = part.rows[0] // num_tiles
+    for query_head in part.heads:
+      if query_head // group == head:
+        by_order[order].append((number, query_head % group))
+  return [tuple(members) for members in by_order.values()]
+
+
+def _with_columns(head, ranges, slot):
+  """Items of a head and a slot, with these (tile, first, middle, last)."""
+  shape = len(ranges), 1
+  return np.hstack([np.full(shape, head), ranges, np.full(shape, slot)])
+
+
 def _items(parts, num_tiles):
-  """(tile, first, middle, last of items; others) of parts in one order."""
-  found = [(x.rows, x.cols, x.masks, np.full_like(x.rows, i)) for x, i in parts]
-  rows, cols, masks, members = np.concatenate(found, axis=1)
+  """Items of parts in one order, each part with the query head that uses it.
+
+  Returns int [num_tiles, 4], the (tile, first, middle, last) of each item, and
+  int [tiles, 3], the (tile of the other side, mask, query head) of each tile.
+  """
+  rows = np.concatenate([part.rows for part, _ in parts])
+  cols = np.concatenate([part.cols for part, _ in parts])
+  masks = np.concatenate([part.masks for part, _ in parts])
+  sizes = [len(part.rows) for part, _ in parts]
+  members = np.repeat([member for _, member in parts], sizes)
+
+  # By item; in it, partial tiles before full ones.
   order = np.lexsort((members, cols, masks < 0, rows))
   rows, cols, masks = rows[order], cols[order], masks[order]
   start = rows[0] // num_tiles * num_tiles
   tiles = np.arange(start, start + num_tiles)
   first = np.searchsorted(rows, tiles)
   last = np.searchsorted(rows, tiles, side="right")
-  middle = first + np.bincount(rows[masks >= 0] - start, minlength=num_tiles)
-  items = np.stack([tiles, first, middle, last], axis=1)
-  return items, np.stack([cols, masks.clip(0), members[order]], axis=1)
+  num_partial = np.bincount(rows[masks >= 0] - start, minlength=num_tiles)
+
+  items = np.stack([tiles, first, first + num_partial, last], axis=1)
+  others = np.stack([cols, masks.clip(0), members[order]], axis=1)
+  return items, others

@@ -96,8 +96,8 @@ class Masks:
     num_bytes = -(-self.tile // 8)
     # Without masks there is one that is never used: tables may not be empty.
     content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
-    packed = np.frombuffer(content, np.uint8)
-    packed = packed.reshape(-1, self.tile, num_bytes)
+    shape = -1, self.tile, num_bytes
+    packed = np.frombuffer(content, np.uint8).reshape(shape)
     if turned:
       pairs = np.unpackbits(packed, -1, self.tile, bitorder="little")
       packed = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
@@ -234,8 +234,8 @@ def _make_lists(parts, side, masks, num_heads, group):
   """The lists of one side, which has a head for each `group` query heads."""
   num_heads //= group
   num_tiles = side.num_tiles
-  items = []
-  others = []
+  items: list[np.ndarray] = []
+  others: list[np.ndarray] = []
   # Heads with the same parts list the same tiles of the other side: those are
   # written once. The key names each part, and which query head uses it.
   known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
@@ -277,7 +277,7 @@ def _make_lists(parts, side, masks, num_heads, group):
 
 def _slots(parts, head, group, num_tiles):
   """The parts of a head, by order: ((number of a part, query head), ...)s."""
-  by_order = collections.defaultdict(list)
+  by_order: dict[int, list] = collections.defaultdict(list)
   for number, part in enumerate(parts):
     order = part.rows[0] // num_tiles
     for query_head in part.heads:

@@ -9,6 +9,7 @@ read once for all of them: tiles of queries are [A, B, G, R T, ...].
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -103,18 +104,33 @@ def slice_plans(
 
   Which tiles have pairs is found at run time: the others are skipped.
   """
-  tile, num_keys = min(num_queries, SLICE_TILE), min(n, SLICE_KEYS)
-  num_rows, num_cols = -(-num_queries // tile), -(-n // num_keys)
+  tile = min(num_queries, SLICE_TILE)
+  num_keys = min(n, SLICE_KEYS)
+  num_rows = -(-num_queries // tile)
+  num_cols = -(-n // num_keys)
+
+  # Each tile of queries meets all tiles of keys, one in a step.
   cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)
-  starts = num_cols * np.arange(num_rows + 1, dtype=np.int32)
-  steps = StepTables(starts, cols[:, None, None], False, num_keys)
-  own = make_order(np.arange(num_queries), num_rows * tile)
-  keys = make_order(np.arange(n), num_cols * num_keys)
-  queries = Slice(own, first)
-  return [
-    (contract.Plan(pattern, tile, steps, queries, keys), heads)
-    for pattern, heads in group_heads([(p,) for p in patterns]).items()
-  ]
+  steps = StepTables(
+    first=num_cols * np.arange(num_rows + 1, dtype=np.int32),
+    cols=cols[:, None, None],
+    single=False,
+    num_keys=num_keys,
+  )
+  query_order = make_order(np.arange(num_queries), num_rows * tile)
+  key_order = make_order(np.arange(n), num_cols * num_keys)
+
+  def plan(pattern):
+    return contract.Plan(
+      pattern=pattern,
+      tile=tile,
+      tables=steps,
+      queries=Slice(query_order, first),
+      keys=key_order,
+    )
+
+  by_pattern = group_heads([(pattern,) for pattern in patterns])
+  return [(plan(pattern), heads) for pattern, heads in by_pattern.items()]
 
 
 @functools.lru_cache(maxsize=256)
@@ -123,35 +139,44 @@ def _plan(executor, part, n, tile, num_heads):
   tile, span = _choose(executor, part, n, tile)
   layout = part.layout(n, tile)
   (tables,) = _tables(executor, [layout], span, num_heads)
-  return contract.Plan(part, tile, tables, *orders_of(layout))
+  query_order, key_order = orders_of(layout)
+  return contract.Plan(
+    pattern=part,
+    tile=tile,
+    tables=tables,
+    queries=query_order,
+    keys=key_order,
+  )
 
 
 @functools.lru_cache(maxsize=256)
 def _choose(executor, part, n, tile):
   """The (tile, span) of lowest cost; a tile that is asked for is kept."""
-  asked = (tile,) if tile else executor.tiles
-  *smaller, largest = sorted({min(x, n) for x in asked})
-  found = []
-  for size in [*smaller, largest]:
-    few = (-(-n // size)) ** 2 <= MAX_LAID_OUT
-    if size < largest and not few:
+  sizes = sorted({min(x, n) for x in ((tile,) if tile else executor.tiles)})
+  best = math.inf, 0, 0  # cost, size, span
+  for size in sizes:
+    # A layout lists its tiles: one that has too many is not made, unless no
+    # larger size is left. Counting is only needed where n allows as many.
+    most_tiles = (-(-n // size)) ** 2
+    if size < sizes[-1] and most_tiles > MAX_LAID_OUT:
       if analysis.count_tiles(part, n, size) > MAX_LAID_OUT:
         continue
     _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
-    found.append((*_best_span(executor, counts, size), size))
-  _, span, size = min(found, key=lambda x: x[0])
-  return size, span
+    cost, span = _best_span(executor, counts, size)
+    if cost < best[0]:
+      best = cost, size, span
+  return best[1:]
 
 
 def _best_span(executor, counts, size):
   """The lowest cost of rows with `counts` tiles, and the span that has it."""
   costs = []
-  most = min(executor.max_keys // size, MAX_SPAN)
-  for span in range(1, max(1, most) + 1):
+  largest = max(1, min(executor.max_keys // size, MAX_SPAN))
+  for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
     is_single = num_steps == len(counts)
-    extra = TILE_COST * span if is_single else STEP_COST
-    costs.append((num_steps * (size**2 * span + extra), span))
+    overhead = TILE_COST * span if is_single else STEP_COST
+    costs.append((num_steps * (size**2 * span + overhead), span))
   return min(costs)
 
 
@@ -159,30 +184,32 @@ def _tables(executor, layouts, span, num_heads):
   """The tables of layouts, of the same shapes, with `span` tiles in a step."""
   tile = layouts[0].tile
   num_rows = -(-len(layouts[0].query_order) // tile)
-  counts = [np.bincount(x.rows, minlength=num_rows) for x in layouts]
+  counts = [np.bincount(layout.rows, minlength=num_rows) for layout in layouts]
   num_steps = -(-np.stack(counts) // span)
-  single = num_steps.max() <= 1
-  if single:  # including rows without tiles
+  is_single = bool(num_steps.max() <= 1)
+  if is_single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
-  most = executor.max_scores // (num_heads * tile**2 * span)
-  num_steps, size = _group(num_steps, min(most, MAX_TILES // span))
-  most = num_steps.sum(1).max()
-  found = []
+
+  most_rows = executor.max_scores // (num_heads * tile**2 * span)
+  num_steps, size = _group(num_steps, min(most_rows, MAX_TILES // span))
+  most_steps = num_steps.sum(1).max()
+  tables = []
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
-    # The tiles of each row in order, `span` per step.
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
-    start = np.repeat(np.cumsum(count) - count, count)
-    step, place = np.divmod(np.arange(len(start)) - start, span)
-    cols = np.full((most, size, span), -1, np.int32)
+    # The tiles of each row in order, `span` per step.
+    row_start = np.repeat(np.cumsum(count) - count, count)
+    number = np.arange(len(row_start)) - row_start  # of a tile in its row
+    step, place = np.divmod(number, span)
     group, row = np.divmod(layout.rows, size)
+    cols = np.full((most_steps, size, span), -1, np.int32)
     cols[first[group] + step, row, place] = layout.cols
-    found.append(StepTables(first, cols, bool(single)))
-  return found
+    tables.append(StepTables(first=first, cols=cols, single=is_single))
+  return tables
 
 
-def _group(num_steps, most):
+def _group(num_steps, largest):
   """(steps of each group [devices, groups], tiles of queries in a group)."""
-  for size in range(most, 1, -1):
+  for size in range(largest, 1, -1):
     if num_steps.shape[1] % size == 0:
       groups = num_steps.reshape(len(num_steps), -1, size).max(2)
       if size * groups.sum() <= (1 + MAX_WASTE) * num_steps.sum():
@@ -194,14 +221,22 @@ class _Tiles(online_softmax.Steps):
   """The steps of a plan."""
 
   def __init__(self, plan, queries, keys):
-    self.plan, self.tile, tables = plan, plan.tile, plan.tables
-    self.first, self.cols = jnp.asarray(tables.first), jnp.asarray(tables.cols)
-    self.num, self.size = len(tables.first) - 1, tables.cols.shape[1]
-    self.single, self.num_keys = tables.single, tables.num_keys or plan.tile
-    # Within a single step, few tiles have no pairs.
-    is_slice, has_segments = tables.num_keys > 0, queries.segments is not None
-    self.skips = is_slice or has_segments and not self.single
+    tables = plan.tables
+    self.plan = plan
+    self.tile = plan.tile
+    self.first = jnp.asarray(tables.first)
+    self.cols = jnp.asarray(tables.cols)
+    self.num = len(tables.first) - 1
+    self.size = tables.cols.shape[1]
+    self.single = tables.single
+    self.num_keys = tables.num_keys or plan.tile
     self.rows = queries.q.shape[2] // keys.k.shape[2]  # R
+
+    # Steps without pairs are skipped where that is known only at run time.
+    # Within a single step, few tiles have no pairs.
+    is_slice = tables.num_keys > 0
+    has_segments = queries.segments is not None
+    self.skips = is_slice or (has_segments and not self.single)
 
   def bounds(self, i):
     return self.first[i], self.first[i + 1]

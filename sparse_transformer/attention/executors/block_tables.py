@@ -5,6 +5,7 @@ of one tile of one head each. Each tile of an item is a step of a grid.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -74,19 +75,25 @@ def tables_of(
 
   A grid has at most `most_steps` steps, before it is padded for all devices.
   """
-  of_queries, of_keys = len(works[0].queries), len(works[0].keys)
-  by_query = [_steps_of(x.by_query, of_queries, of_keys, group) for x in works]
-  by_key = [_steps_of(x.by_key, of_keys, of_queries, group) for x in works]
+  num_queries = len(works[0].queries)
+  num_keys = len(works[0].keys)
+  query_steps = [
+    _steps_of(work.by_query, num_queries, num_keys, group) for work in works
+  ]
+  key_steps = [
+    _steps_of(work.by_key, num_keys, num_queries, group) for work in works
+  ]
+  num_heads = works[0].by_query.written.shape[2]
+  num_key_heads = works[0].by_key.written.shape[2]
+  query_grids = _cut(query_steps, num_heads * num_queries, most_steps)
+  key_grids = _cut(key_steps, num_key_heads * num_keys, most_steps)
+
   # Bits over keys, for both.
   masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
-  cut = (
-    _cut(steps, lists.written.shape[2] * num_tiles, most_steps)
-    for steps, lists, num_tiles in (
-      (by_query, works[0].by_query, of_queries),
-      (by_key, works[0].by_key, of_keys),
-    )
-  )
-  return [BlockTables(masks, *steps) for steps in zip(*cut, strict=True)]
+  return [
+    BlockTables(masks=masks, by_query=by_query, by_key=by_key)
+    for by_query, by_key in zip(query_grids, key_grids, strict=True)
+  ]
 
 
 def _steps_of(
@@ -95,22 +102,31 @@ def _steps_of(
   """The items, others and codes of steps, at least one an item: [3, steps]."""
   head, tile, first, middle, last, _ = np.asarray(lists.items).T
   blocks = head * num_mine + tile
-  # Lists are longest first; items of a grid ascend.
-  order, size = np.argsort(blocks, kind="stable"), last - first
-  item = np.repeat(order, np.maximum(size, 1)[order])
-  changes = np.diff(item, prepend=-1, append=-1) != 0
-  starts = np.flatnonzero(changes[:-1])
+
+  # Lists are longest first; the items of a grid ascend. An item without tiles
+  # has a step that only writes its result.
+  order = np.argsort(blocks, kind="stable")
+  size = last - first
+  item = np.repeat(order, np.maximum(size, 1)[order])  # of each step
+  is_first = np.diff(item, prepend=-1) != 0
+  is_last = np.diff(item, append=-1) != 0
+  starts = np.flatnonzero(is_first)
   sizes = np.diff(starts, append=len(item))
   offset = np.arange(len(item)) - np.repeat(starts, sizes)
   exists = offset < size[item]
+
   at = np.where(exists, first[item] + offset, 0)
   is_partial = exists & (at < middle[item])
   other, mask, *member = np.asarray(lists.others)[at].T
-  heads = head[item] * group + member[0] if member else head[item] // group
-  codes = changes[:-1] * FIRST | changes[1:] * LAST
+  if member:
+    other_head = head[item] * group + member[0]
+  else:
+    other_head = head[item] // group
+  others = _last_of(other_head * num_others + other, exists)
+
+  codes = is_first * FIRST | is_last * LAST
   codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
   codes |= _last_of(mask, is_partial) << SHIFT
-  others = _last_of(heads * num_others + other, exists)
   return np.stack([blocks[item], others, codes]).astype(np.int32)
 
 
@@ -126,8 +142,9 @@ def _cut(
 ) -> list[tuple[Grid, ...]]:
   """The grids, cut between items, for each device."""
   blocks = np.arange(num_blocks + 1)
-  starts = np.stack([np.searchsorted(x[0], blocks) for x in of_devices])
-  firsts = [0]
+  # Where the steps of each block begin: [devices, blocks + 1].
+  starts = np.stack([np.searchsorted(steps[0], blocks) for steps in of_devices])
+  firsts = [0]  # the first block of each grid
   while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
     sizes = (starts - starts[:, firsts[-1], None]).max(0)
     # The last item at which no device has too many.
@@ -135,14 +152,15 @@ def _cut(
     if first == firsts[-1]:
       raise ValueError(f"an item has more than {most_steps} tiles")
     firsts.append(first)
+
   grids = []
-  for first, last in zip(firsts, [*firsts[1:], num_blocks], strict=True):
+  for first, end in itertools.pairwise([*firsts, num_blocks]):
     pieces = [
-      steps[:, of[first] : of[last]]
-      for steps, of in zip(of_devices, starts, strict=True)
+      steps[:, start[first] : start[end]]
+      for steps, start in zip(of_devices, starts, strict=True)
     ]
-    size = max(x.shape[1] for x in pieces)
-    grids.append([_grid(_pad(x, size), blocks[first:last]) for x in pieces])
+    size = max(piece.shape[1] for piece in pieces)
+    grids.append([_grid(_pad(x, size), first, end) for x in pieces])
   return [*zip(*grids, strict=True)]
 
 
@@ -153,13 +171,13 @@ def _pad(steps: np.ndarray, size: int) -> np.ndarray:
   return padded
 
 
-def _grid(steps: np.ndarray, blocks: np.ndarray) -> Grid:
-  """The steps of items with these blocks."""
+def _grid(steps: np.ndarray, first: int, end: int) -> Grid:
+  """The grid of steps whose items are the blocks [first, end)."""
   items, others, codes = steps
   return Grid(
     items=items,
     others=others,
     codes=codes,
-    first=int(blocks[0]),
-    num_blocks=len(blocks),
+    first=first,
+    num_blocks=end - first,
   )

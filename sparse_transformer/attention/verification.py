@@ -69,34 +69,55 @@ def verify(
     ValueError: an argument is invalid.
     Unsupported: the backend cannot run this case.
   """
-  (n, num_heads, width), dtype = shape, jnp.dtype(dtype).name
+  n, num_heads, width = shape
+  dtype = jnp.dtype(dtype).name
+  value_width = value_width or width
+  key_heads = key_heads or num_heads
   heads = arguments.patterns_of_heads(patterns, num_heads, n)
-  sizes = width, value_width or width, key_heads or num_heads
-  here = platforms.current_platform()
-  others = functools.partial(others_of, segments=packed)
-  case = Case(1, n, num_heads, *sizes[:2], dtype, here, 0, sizes[2], heads)
-  case = dataclasses.replace(case, others=others())
-  name, faults = registry.resolve(backend, case), []
-  asked = dataclasses.replace(case, others=others(a_log_sum_exp=True))
-  executor = registry.EXECUTORS.get(name)  # None for "dense"
-  has_lse = not (executor and executor.unsupported(asked))
+  case = Case(
+    batch=1,
+    length=n,
+    num_heads=num_heads,
+    qk_width=width,
+    value_width=value_width,
+    dtype=dtype,
+    platform=platforms.current_platform(),
+    num_key_heads=key_heads,
+    patterns=heads,
+    others=others_of(segments=packed),
+  )
+  name = registry.resolve(backend, case)
+  has_lse = _has_lse(name, case, packed)
+
+  faults: list[str] = []
   static = binding.static_parts(heads)
   lengths = dict.fromkeys((min(n, SMALL), n) if static else ())
   for length, plain in zip(lengths, ("dense", "batched"), strict=False):
-    inputs: Any = draw(static, length, sizes, dtype)
+    inputs: Any = draw(static, length, (width, value_width, key_heads), dtype)
     arguments.check_arrays(*inputs[:3])
-    exact = [x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs]
+    exact = tuple(
+      x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs
+    )
     try:
       with jax.default_matmul_precision("highest"):
         expected = jax.device_get(run(exact, static, plain, packed, has_lse))
       with jax.default_matmul_precision(PRECISION.get(dtype)):
-        found = jax.device_get(run(inputs, static, name, packed, has_lse))
-      _, wrong = compare(found, expected, dtype)
+        results = jax.device_get(run(inputs, static, name, packed, has_lse))
+      _, wrong = compare(results, expected, dtype)
     except Exception as error:  # whatever a compiler or a device raises
       words = " ".join(str(error).split())
       wrong = [shorten(f"{type(error).__name__}: {words}")]
     faults += [f"{fault} at n = {length:,}" for fault in wrong]
-  return Report(name, tuple(faults))
+  return Report(executor=name, faults=tuple(faults))
+
+
+def _has_lse(name, case, packed):
+  """Whether what runs a case also returns the log-sum-exp."""
+  if name == "dense":
+    return True
+  asked = others_of(segments=packed, a_log_sum_exp=True)
+  case = dataclasses.replace(case, others=asked)
+  return registry.EXECUTORS[name].unsupported(case) is None
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -123,23 +144,32 @@ def draw(
   heads: Sequence[Pattern], n: int, sizes: tuple[int, int, int], dtype: str
 ) -> tuple[np.ndarray, ...]:
   """q, k, v and the cotangents of out and lse; sizes are K, E and G."""
-  rng, (k, e, key_heads) = np.random.default_rng(n), sizes
-  of_queries, of_keys = ((len(SCORES), n, x) for x in (len(heads), key_heads))
-  shapes = (*of_queries, k), (*of_keys, k), (*of_keys, e), (*of_queries, e)
-  *arrays, dlse = (
-    rng.standard_normal(shape, np.float32) for shape in (*shapes, of_queries)
-  )
-  arrays[0] *= np.array(SCORES, np.float32)[:, None, None, None]
-  # Weights are about 1 / number of keys; with cotangents times that, all rows
-  # count alike. The gradient of lse exceeds those of the weights, so that
-  # gradients of scores are not near zero by chance.
+  k, e, key_heads = sizes
+  batch, num_heads = len(SCORES), len(heads)
+  rng = np.random.default_rng(n)
+
+  def draw_normal(*shape: int) -> np.ndarray:
+    return rng.standard_normal(size=shape, dtype=np.float32)
+
+  q = draw_normal(batch, n, num_heads, k)
+  key = draw_normal(batch, n, key_heads, k)
+  value = draw_normal(batch, n, key_heads, e)
+  dout = draw_normal(batch, n, num_heads, e)
+  dlse = draw_normal(batch, n, num_heads)
+  q *= np.array(SCORES, np.float32)[:, None, None, None]
+
+  # In the last sequence, weights are about 1 / number of keys; with cotangents
+  # times that, all rows count alike. The gradient of lse exceeds those of the
+  # weights, so that gradients of scores are not near zero by chance.
   counts = {x: analysis.keys_per_query(x, n) for x in {*heads}}
-  counts_LH = np.stack([counts[x] for x in heads], 1)
+  counts_LH = np.stack([counts[x] for x in heads], axis=1)
   # Where rows have many keys, float16 does not hold as much.
-  most = np.finfo(np.float16).max if dtype == "float16" else np.inf
-  arrays[3][-1] = (arrays[3][-1] * counts_LH[:, :, None]).clip(-most, most)
+  limit = np.finfo(np.float16).max if dtype == "float16" else np.inf
+  dout[-1] = (dout[-1] * counts_LH[:, :, None]).clip(-limit, limit)
   dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(e))
-  return *(x.astype(jnp.dtype(dtype)) for x in arrays), dlse
+
+  narrow = (x.astype(jnp.dtype(dtype)) for x in (q, key, value, dout))
+  return *narrow, dlse
 
 
 def compare(

@@ -23,14 +23,28 @@ class Rotary(Option):
 
 
 def rotate(x_BLHK: jax.Array, at_L: jax.Array, base: float) -> jax.Array:
-  """Rotates number i of a head, with number i + K / 2, by at * base^(-2i/K).
+  """Rotates each pair of numbers of a head by an angle that its position sets.
+
+  Numbers i and i + K / 2 are a pair, and are rotated by at * base^(-2i/K).
+
+  Args:
+    x_BLHK: queries or keys, of any floating dtype.
+    at_L: their positions, integers.
+    base: of the angles; larger ones distinguish positions further apart.
+
+  Returns:
+    The rotated numbers [B, L, H, K], of the same dtype.
 
   Source: Su et al. 2021, arXiv 2104.09864; they pair neighbors.
   """
   half = x_BLHK.shape[-1] // 2
   rates = base ** (-np.arange(half, dtype=np.float32) / half)
   angles_LK = at_L.astype(jnp.float32)[:, None] * rates[None]
-  cos, sin = (f(angles_LK)[None, :, None] for f in (jnp.cos, jnp.sin))
-  x, y = jnp.split(x_BLHK.astype(jnp.float32), 2, -1)
-  rotated = jnp.concatenate([x * cos - y * sin, y * cos + x * sin], -1)
+  cos_BLHK = jnp.cos(angles_LK)[None, :, None]
+  sin_BLHK = jnp.sin(angles_LK)[None, :, None]
+
+  x, y = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
+  rotated_x = x * cos_BLHK - y * sin_BLHK
+  rotated_y = y * cos_BLHK + x * sin_BLHK
+  rotated = jnp.concatenate([rotated_x, rotated_y], axis=-1)
   return rotated.astype(x_BLHK.dtype)

@@ -41,19 +41,19 @@ def collect(
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(found, layer, index, q_BLHK, k_BLGK, v, **keywords):
+    def attend(kept, layer, index, q_BLHK, k_BLGK, v, **keywords):
       place = jnp.asarray(places)[layer + model_lib.period(model) * index]
-      k_BLHK = jnp.repeat(k_BLGK, q_BLHK.shape[2] // k_BLGK.shape[2], 2)
+      group = q_BLHK.shape[2] // k_BLGK.shape[2]
+      k_BLHK = jnp.repeat(k_BLGK, group, axis=2)
       both = jnp.stack([q_BLHK, k_BLHK])
-      found = found.at[place].set(both, mode="drop")
-      inputs = q_BLHK, k_BLGK, v
-      return network.attend(found, layer, index, *inputs, **keywords)
+      kept = kept.at[place].set(both, mode="drop")
+      return network.attend(kept, layer, index, q_BLHK, k_BLGK, v, **keywords)
 
     empty = jnp.zeros((drawn, 2, *shape), model.dtype)
     return network.run_blocks(network.embed(tokens_BL), attend, empty)[1]
 
-  found = run(params, tokens_L[None])
-  return {int(layer): tuple(found[i]) for i, layer in enumerate(chosen)}
+  kept = run(params, tokens_L[None])
+  return {int(layer): tuple(kept[i]) for i, layer in enumerate(chosen)}
 
 
 def weigh(
@@ -67,40 +67,51 @@ def weigh(
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
     own_of_layer = jax.tree.map(lambda x, layer=layer: x[layer], own)
-    where = options.Layer(patterns, 0, own_of_layer)
-    inputs = options.Inputs(q_BLHK, k_BLHK, k_BLHK, {})
-    inputs = options.prepare(model, where, inputs)
-    directions = inputs.keywords.get("directions", {})
-    pair = Queries(q_BLHK), Keys(k_BLHK, k_BLHK)
-    mask_BHLM = binding.realize(patterns, *pair, directions)
-    i = np.arange(q_BLHK.shape[1])
-    ramps_HLM = spans_lib.weights(patterns, directions, i[:, None], i)
-    ramps = [1.0] * len(patterns) if ramps_HLM is None else ramps_HLM
-    sinks = inputs.keywords.get("sinks_H", jnp.full(len(patterns), -jnp.inf))
-    scale = temperature * math.sqrt(q_BLHK.shape[-1])
-    q_HLK, k_HLK = (
-      np.asarray(x[0], np.float32).swapaxes(0, 1) for x in (q_BLHK, k_BLHK)
+    inputs = options.prepare(
+      model,
+      options.Layer(patterns, 0, own_of_layer),
+      options.Inputs(q_BLHK, k_BLHK, k_BLHK, {}),
     )
-    arrays = q_HLK / scale, k_HLK, mask_BHLM[0], ramps, sinks / temperature
-    yield layer, list(map(_weigh, patterns, *arrays))
+    directions = inputs.keywords.get("directions", {})
+    # Values do not matter for weights: keys stand in for them.
+    mask_BHLM = binding.realize(
+      patterns, Queries(q_BLHK), Keys(k_BLHK, k_BLHK), directions
+    )
+    at = np.arange(q_BLHK.shape[1])
+    ramps_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
+    sinks_H = inputs.keywords.get("sinks_H")
+    scale = temperature * math.sqrt(q_BLHK.shape[-1])
+
+    heads = []
+    for head, pattern in enumerate(patterns):
+      q_LK = np.asarray(q_BLHK[0, :, head], np.float32) / scale
+      k_MK = np.asarray(k_BLHK[0, :, head], np.float32)
+      scores_LM = q_LK @ k_MK.T
+      if ramps_HLM is not None:
+        scores_LM = scores_LM + jnp.log(ramps_HLM[head])
+      sink = -np.inf if sinks_H is None else sinks_H[head] / temperature
+      mask_LM = np.asarray(mask_BHLM[0, head])
+      heads.append(_weigh(pattern, scores_LM, mask_LM, sink))
+    yield layer, heads
 
 
-def _weigh(pattern, q_LK, k_LK, mask_LM, ramp_LM, sink):
-  mask_LM = np.asarray(mask_LM)
-  scores_LM = q_LK @ k_LK.T + jnp.log(ramp_LM)
+def _weigh(pattern, scores_LM, mask_LM, sink):
   # The sink is one more key.
-  logits = jnp.pad(scores_LM, ((0, 0), (0, 1)), constant_values=sink)
-  where = np.pad(mask_LM, ((0, 0), (0, 1)), constant_values=sink > -np.inf)
-  weights = np.asarray(jax.nn.softmax(logits, where=where))
-  bits, weights_LM = entr(weights).sum(1) / math.log(2), weights[:, :-1]
-  has_keys, shown = mask_LM.any(1), masks.shown_query(len(mask_LM))
+  more = (0, 0), (0, 1)
+  scores = jnp.pad(scores_LM, more, constant_values=sink)
+  where = np.pad(mask_LM, more, constant_values=sink > -np.inf)
+  weights = np.asarray(jax.nn.softmax(scores, where=where))
+  weights_LM = weights[:, :-1]
+
+  entropy_L = entr(weights).sum(1) / math.log(2)  # bits
+  has_keys = mask_LM.any(1)
   measured = dict(
     pattern=str(pattern),
     pairs=int(mask_LM.sum()),
-    entropy=float(bits[has_keys].mean()) if has_keys.any() else 0.0,
+    entropy=float(entropy_L[has_keys].mean()) if has_keys.any() else 0.0,
   )
-  of_query = np.where(mask_LM, weights_LM, -1)[shown]
-  return measured, (of_query, _join(weights_LM, mask_LM))
+  shown = np.where(mask_LM, weights_LM, -1)[masks.shown_query(len(mask_LM))]
+  return measured, (shown, _join(weights_LM, mask_LM))
 
 
 def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:

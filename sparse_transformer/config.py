@@ -31,7 +31,11 @@ AFFECTS = {
   "updates": ("eval.sequences", "optimizer.", "train."),
   "updates and scores": ("attention.",),
   "rounding": ("model.dtype",),
-  "data": ("data.fractions", "data.name"),  # with other data than the run's
+  "data": (
+    "data.fractions",
+    "data.name",
+    "data.splits",
+  ),  # with other data than the run's
 }
 # Fields that may differ if a run resumes, if it does so with --allow_changes,
 # and if it is evaluated; the last two tell how scores differ.

@@ -112,6 +112,11 @@ class Data(Group):
     "train, validation, test, unless files or folders are named so",
     SHARES,
   )
+  splits: str = field(
+    "auto",
+    "what tells the splits of a folder; auto: names, if they are clear",
+    one_of("auto", "names", "fractions"),
+  )
   vocab_size: int = field(256, "number of different tokens", integer(2))
   rate: int = field(
     12_000, "samples per second of audio", integer(1, 1_000_001)

@@ -71,7 +71,7 @@ UNSET = {
   "of one run": "train.seed train.init_from train.init_partial"
   " train.nonfinite eval.samples checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
-  " data.sizes",
+  " data.sizes data.splits",
   "of options that were compared": "attention.schedule"
   " optimizer.adam_learning_rate optimizer.beta1",
   "of runs that may become longer": "optimizer.schedule optimizer.minimum",

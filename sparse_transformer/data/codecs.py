@@ -54,23 +54,33 @@ class Text(Codec):
   """Bytes; with a separator of 0, each file is a document."""
 
   separator: int | None = None
+  told: set[str] = dataclasses.field(default_factory=set, compare=False)
   vocab_size = 256
   unit = "bits/byte"
   symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    end = b"" if self.separator is None else bytes([self.separator])
-    if end and (at := data.find(end)) >= 0:
-      raise ValueError(
-        f"{path} has byte {self.separator} at {at:,}, which data.documents=True"
-        " puts after each file; leave it False, or the byte out"
-      )
-    if kind := files.kind(data):
+    kind = files.kind(data)
+    if kind and kind not in self.told:  # a folder may have thousands
+      self.told.add(kind)
       files.tell(
-        f"warning: files in {path.parent} have {kind}, unlike text: unpack or"
+        f"warning: {path} has {kind}, unlike text, and so may others: unpack or"
         " convert archives and pictures, or leave them out"
       )
-    return np.frombuffer(data + end, np.uint8)
+    return np.frombuffer(self.document(data, path), np.uint8)
+
+  def document(self, data: bytes, place: object) -> bytes:
+    """The data, and the separator; ValueError if that is among them."""
+    if self.separator is None:
+      return data
+    end = bytes([self.separator])
+    if (at := data.find(end)) >= 0:
+      raise ValueError(
+        f"{place} has byte {self.separator} at {at:,}, which"
+        " data.documents=True puts after each file or record; leave it False,"
+        " or the byte out"
+      )
+    return data + end
 
   def encode(self, sequences: Rows) -> bytes:
     return RULE.join(map(bytes, sequences))
@@ -84,7 +94,7 @@ class JsonLines(Text):
     end = b"\n" if self.separator is None else b""
     data = b"\n".join(files.parts(path))
     for number, line in enumerate(data.split(b"\n"), start=1):
-      place = pathlib.Path(f"{path}, line {number}")
+      place = f"{path}, line {number}"
       try:
         if not line.strip():
           continue
@@ -95,7 +105,8 @@ class JsonLines(Text):
           f"{place} is not JSON with a text in its field 'text', as each line"
           f" must be: {files.kind(data) or error}"
         ) from None
-      rows.append(self.decode(text.encode() + end, place))
+      text = self.document(text.encode(), place) + end
+      rows.append(np.frombuffer(text, np.uint8))
       halves += found
     if halves:
       files.tell(f"{path}: {halves:,} halves of characters became U+FFFD")

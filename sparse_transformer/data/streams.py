@@ -116,7 +116,9 @@ def _from_path(config, codec, *suffixes):
   def load():
     path = files.check_path(config.path)
     read = functools.cache(functools.partial(_read, codec))
-    rows = {k: read(x) for k, x in listed(path, *suffixes).items()}
+    rows = {
+      k: read(x) for k, x in listed(path, *suffixes, by=config.splits).items()
+    }
     return divide(rows, config.fractions)
 
   return Stream(config.length, config.columns, load, codec)
@@ -132,7 +134,7 @@ def _read(codec: codecs.Codec, paths: Iterable[pathlib.Path]) -> np.ndarray:
 def labelled(config: ConfigDict) -> Sequences:
   """The bytes of files, each in a folder named after its class."""
   path = files.check_path(config.path)
-  found = listed(path, "", by_file=False)
+  found = listed(path, "", by_file=False, by=config.splits)
   depth = 0 if "" in found else 1
   groups = {split: _by_class(path, depth, x) for split, x in found.items()}
   classes, *others = map(tuple, groups.values())

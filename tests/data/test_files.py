@@ -105,7 +105,9 @@ def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
   (tmp_path / "x.txt").write_bytes(content * 9)
   config = functools.partial(small_data.config, path=tmp_path / "x.txt")
   assert small_data.contents(data.source(config("bytes"))) == content * 9
-  line = f"files in {tmp_path} have {kind} data, unlike text: unpack or convert"
+  line = (
+    f"{tmp_path}/x.txt has {kind} data, unlike text, and so may others: unp"
+  )
   assert line in capfd.readouterr().err
   for name, phrase in ("jsonl", "line must be: "), ("fasta", "file, but "):
     with pytest.raises(ValueError, match=f"{phrase}{kind} data"):

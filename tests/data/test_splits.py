@@ -1,6 +1,8 @@
 """Tests of splits.py: the names of folders and files, for all sources."""
 
 import gzip
+import pathlib
+import sysconfig
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ import small_data
 from small_data import SUFFIXES, config
 
 from sparse_transformer import data
-from sparse_transformer.data import splits
+from sparse_transformer.data import files, splits
 
 NUMBERS = dict(train=1, validation=2, test=3)  # the symbol of each split
 
@@ -54,27 +56,158 @@ def test_named_splits_are_not_mixed(tmp_path, name, paths, capfd):
   assert not capfd.readouterr().err
 
 
-def test_numbered_files_of_a_split_are_joined(tmp_path):
-  for name, number in (("b_2", 4), ("train-1", 1), ("train-2", 2), ("val", 3)):
-    (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(bytes([number])))
-  (tmp_path / "test").mkdir()
-  for name, number in ("test/a", 5), ("test/c", 6), ("train-2.txt", 2):
-    (tmp_path / name).write_bytes(bytes([number]))  # the last has a copy
+def sizes(path, name="bytes", **changes):
+  """The number of symbols in each split of a folder."""
+  found = data.source(config(name, path, length=1, **changes)).load()
+  return [len(found[split]) for split in data.SPLITS]
+
+
+@pytest.mark.parametrize(
+  "train, validation",
+  [
+    (["train-1.txt.gz", "train-10.txt.gz"], "val.txt"),
+    (["wiki.train-1-of-4.txt", "wiki.train-2-of-4.txt"], "wiki.valid.txt"),
+    (
+      ["train-00000-of-00005.txt", "train-00001-of-00005.txt"],
+      "validation.txt",
+    ),
+    (
+      ["c4-train.00000-of-01024.txt.gz", "c4-train.00001-of-01024.txt.gz"],
+      "c4-validation.00000-of-00008.txt.gz",
+    ),
+  ],
+)
+def test_numbered_files_of_a_split_are_joined(
+  tmp_path, train, validation, capfd
+):
+  contents = dict(zip([*train, validation, "test.txt"], b"1234", strict=True))
+  for name, number in contents.items():
+    content = bytes([number] * 9)
+    pack = gzip.compress if name.endswith(".gz") else bytes
+    (tmp_path / name).write_bytes(pack(content))
   found = data.source(config("bytes", tmp_path, length=1)).load()
   found = {split: bytes(symbols) for split, symbols in found.items()}
-  assert found == dict(train=b"\1\2", validation=b"\3", test=b"\5\6")
+  assert found["train"] == b"1" * 9 + b"2" * 9
+  assert (found["validation"], found["test"]) == (b"3" * 9, b"4" * 9)
+  assert not capfd.readouterr().err
 
 
-def test_lack_of_a_test_split_and_files_that_are_not_read_are_told(
-  tmp_path, capfd
-):
-  for path in "train.txt", "b.val.txt", "README.md", "b/c.txt":
+def test_several_names_of_a_split_are_joined_and_told(tmp_path, capfd):
+  for name in "train.en", "train.fr", "valid.en", "valid.fr", "test.en":
+    write(tmp_path / name, 1)
+  (tmp_path / "Train").mkdir()
+  write(tmp_path / "Train" / "x", 1)  # no folder for validation or test
+  assert sizes(tmp_path) == [80, 80, 40]
+  err = capfd.readouterr().err
+  assert f"{tmp_path}: train is train.en, train.fr, joined\n" in err
+  assert f"{tmp_path}: validation is valid.en, valid.fr, joined\n" in err
+  assert "files that are not read: 1, such as Train/x; data.splits=frac" in err
+  assert sizes(tmp_path, splits="names") == [120, 80, 40]
+
+
+def test_lack_of_a_split_and_files_that_are_not_read_are_told(tmp_path, capfd):
+  for path in "train.txt", "b.val.txt", "README.md":
     write(tmp_path / path, 1)
   found = data.source(config("bytes", tmp_path)).load()
   assert found["test"] is found["validation"]
   err = capfd.readouterr().err
   assert "has no test: b.val.txt is used, as for validation" in err
-  assert "files that are not read: 2, such as README.md\n" in err
+  assert "warning: " in err and (
+    "files that are not read: 1, such as README.md; data.splits=fractions reads"
+    " all\n" in err
+  )
+  (tmp_path / "b.val.txt").replace(tmp_path / "test.txt")
+  assert sizes(tmp_path) == [20, 20, 40]
+  err = capfd.readouterr().err
+  assert "has no validation: the end of train.txt is used, by data.fr" in err
+
+
+# Folders as they are found, by the sizes of their files.
+
+PROGRAMS = {f"{x}.py": 3_000 for x in "abcdefghijklmnopq"}
+PICTURES = {f"{i}.png": 100 for i in range(30)}
+CARDS = {"README.md": 900, "LICENSE": 1_100}
+TEXTS = {"train.txt": 5_000, "valid.txt": 400, "test.txt": 600}
+NATURAL = {
+  "mixed files": ({"a.txt": 90, "b/c.csv": 80, "test.csv": 30}, "test.csv"),
+  "a note among pictures": ({"train.md": 200} | PICTURES, "train.md"),
+  "a package": (
+    {"training/loop.py": 900, "model/net.py": 2_000, "train.py": 100},
+    "train.py, training",
+  ),
+  "programs": (
+    {"train.py": 3_994, "validation.py": 2_000} | PROGRAMS,
+    "train.py, validation.py",
+  ),
+  "programs beside tests": (
+    {"train.py": 3_000, "test/a.py": 500, "requirements-train.txt": 9},
+    "requirements-train.txt, test, train.py",
+  ),
+  "splits of two kinds": ({"train/a": 90, "val.txt": 90}, "train, val.txt"),
+  "no training data": ({"test/a": 90, "dev/b": 90}, "dev, test"),
+  "no other data": ({"train/a": 90, "train/b": 90}, "train"),
+}
+
+
+def write_files(folder, sizes):
+  for name, size in sizes.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"a" * size)
+
+
+@pytest.mark.parametrize("there, names", NATURAL.values(), ids=NATURAL)
+def test_names_that_tell_no_splits_are_told_and_all_is_read(
+  tmp_path, there, names, capfd
+):
+  write_files(tmp_path, there)
+  total = sum(there.values())
+  assert sum(sizes(tmp_path)) == total
+  line = f"by data.fractions, not by the names {names}; if they are splits, set"
+  assert line in capfd.readouterr().err
+  assert sum(sizes(tmp_path, splits="fractions")) == total
+  assert not capfd.readouterr().err  # it is what was asked for
+
+
+@pytest.mark.parametrize("more", [{}, CARDS, PICTURES])
+def test_names_of_most_bytes_are_splits(tmp_path, more, capfd):
+  write_files(tmp_path, TEXTS | more)
+  assert sizes(tmp_path) == [5_000, 400, 600]
+  line = f"warning: {tmp_path}: files that are not read: {len(more)}, such as"
+  assert (line in capfd.readouterr().err) == bool(more)
+  total = sum((TEXTS | more).values())
+  assert sum(sizes(tmp_path, splits="fractions")) == total
+
+
+def test_folders_without_validation_are_splits(tmp_path):
+  write_files(tmp_path, {"train/a": 600, "train/b": 400, "test/a": 500, "c": 9})
+  assert sizes(tmp_path) == [500, 500, 500]
+  assert sizes(tmp_path, fractions=(0.9, 0.05, 0.05)) == [900, 100, 500]
+
+
+def test_names_may_be_said_to_be_splits(tmp_path):
+  write_files(tmp_path, {"train.py": 90, "dev/x": 10, "test": 20} | PROGRAMS)
+  assert sum(sizes(tmp_path)) == 51_120
+  assert sizes(tmp_path, splits="names") == [90, 10, 20]
+  (tmp_path / "train.py").unlink()
+  with pytest.raises(
+    ValueError, match="names needs files or folders in .*trai"
+  ):
+    sizes(tmp_path, splits="names")
+  with pytest.raises(ValueError, match="needs a folder, but .*test is a file"):
+    sizes(tmp_path / "test", splits="names")
+
+
+FOUND = small_data.REPO, sysconfig.get_paths()["stdlib"], "/usr/share/man"
+
+
+@pytest.mark.parametrize("path", FOUND, ids=["clone", "library", "manual"])
+def test_folders_of_a_machine_are_read_whole(path):
+  path = pathlib.Path(path)
+  if not path.is_dir():
+    pytest.skip(f"{path} is not there")
+  ((split, found),) = splits.listed(path, "").items()
+  assert split == "" and {*found} == {*files.find(path, "")}
 
 
 @pytest.mark.parametrize(
@@ -95,28 +228,6 @@ def test_names_of_splits_that_are_joined_are_told(
   assert (
     "split by data.fractions; in a folder, give them the names train" in err
   )
-
-
-@pytest.mark.parametrize(
-  "paths, message",
-  [
-    (["train.txt", "train/a", "val/a"], "train and .*train.txt are both there"),
-    (["train.txt", "train.txt.raw", "val.txt"], "train.txt.raw are both there"),
-    (["train/a", "val/a", "valid/a"], "val and .*valid are both there; rename"),
-    (["train.txt", "b/a"], "has train.txt, but no val; add it, or rename"),
-    (["wiki.test.txt", "b"], "has wiki.test.txt, but no train; add"),
-    (["test/a", "b"], "has test, but no train; add it, or rename"),
-    (["train/a", "val/"], "val has no file; set data.path"),
-  ],
-)
-def test_names_that_tell_no_splits_are_an_error(tmp_path, paths, message):
-  for path in paths:
-    if path.endswith("/"):
-      (tmp_path / path).mkdir()
-    else:
-      write(tmp_path / path, 1)
-  with pytest.raises((ValueError, OSError), match=message):
-    data.source(config("bytes", tmp_path)).load()
 
 
 def test_empty_split_is_an_error_that_names_it(tmp_path):

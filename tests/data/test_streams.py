@@ -28,9 +28,13 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   (tmp_path / "a.txt").write_bytes(TEXT[1:256] * 9)
   data.source(config("bytes", tmp_path)).load()
   assert not capfd.readouterr().err
-  (tmp_path / "b.tar.gz").write_bytes(gzip.compress(bytes(100)))
+  for name in "b", "c":  # one line, not one of each folder
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "x.tar.gz").write_bytes(gzip.compress(bytes(100)))
   data.source(config("bytes", tmp_path)).load()
-  assert "have zero bytes, unlike text" in capfd.readouterr().err
+  err = capfd.readouterr().err
+  assert "b/x.tar.gz has zero bytes, unlike text, and so may others: unp" in err
+  assert err.count("\n") == 1
 
 
 def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):

@@ -26,6 +26,7 @@ def config(name, path="", **changes):
   fields = dict(length=16, columns=4, fractions=(0.5, 0.25, 0.25), rate=12_000)
   fields |= dict(symbols=7, period=6, noise=0.2, pairs=3, documents=False)
   fields |= dict(vocab_size=70_000, sizes=(9, 3, 3), orders=())
+  fields |= dict(splits="auto")
   return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
 
 

@@ -63,8 +63,12 @@ def any_images(config: ConfigDict) -> Images:
   path = files.check_path(config.path)
   names = (x.name for x in path.glob("*.npy"))
   if path.suffix == ".npy" or any(map(splits.FILE.fullmatch, names)):
-    return _of_arrays(splits.listed(path, ".npy"), config.fractions)
-  found = splits.listed(path, ".png", ".jpg", ".jpeg", by_file=False)
+    return _of_arrays(
+      splits.listed(path, ".npy", by=config.splits), config.fractions
+    )
+  found = splits.listed(
+    path, ".png", ".jpg", ".jpeg", by_file=False, by=config.splits
+  )
   every = [*dict.fromkeys(itertools.chain(*found.values()))]
   shape = _geometry(first := every[0])
   parts = splits.divide(found, config.fractions, "images")

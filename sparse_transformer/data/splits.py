@@ -27,9 +27,9 @@ def listed(
   A split is the folders or, with `by_file`, the files that have its name. `by`
   is `data.splits`. With "auto", names tell splits only if training stands
   beside validation or test, both folders or both files of one suffix, and these
-  have most of the bytes: data are large, and what happens to be named so, such
-  as a program train.py or a list, is small. Lines tell what is not clear, and
-  how many files are not read.
+  have at least half of the bytes: data are large, and what happens to be named
+  so, such as a program train.py or a list, is small. Lines tell what is not
+  clear, and how many files are not read.
 
   Raises ValueError if `by` is "names", but they tell no splits.
   """
@@ -44,7 +44,7 @@ def listed(
   kinds = lambda *of: {kind for split, kind in named.values() if split in of}
   sure = kinds("train") & kinds("validation", "test")
   taken = [x for x in named if named[x][1] in sure]
-  if by == "auto" and taken and 2 * _size(taken) <= _size(every):
+  if by == "auto" and taken and 2 * _size(taken) < _size(every):
     taken = []
   found = {
     split: tuple(x for x in taken if named[x][0] == split) for split in SPLITS

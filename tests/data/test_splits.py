@@ -198,6 +198,24 @@ def test_names_may_be_said_to_be_splits(tmp_path):
     sizes(tmp_path / "test", splits="names")
 
 
+@pytest.mark.parametrize("name", [*SUFFIXES][:6])
+def test_setting_holds_for_every_source(tmp_path, name):
+  for path in "train/a", "train/b", "val/a", "c/a", "c/b", "c/c":
+    write(tmp_path / (path + SUFFIXES[name]), 1)
+  write(tmp_path / ("d" + SUFFIXES[name]), 1)
+
+  def numbers(by):
+    changes = dict(length=1, splits=by)
+    source = data.source(config(name, tmp_path, **changes))
+    return [len(source.examples(split)) for split in data.SPLITS]
+
+  train, validation, test = numbers("names")
+  assert train == 2 * validation == 2 * test
+  total = 7 * validation
+  for by in "fractions", "auto":
+    assert numbers(by)[0] == round(total / 2) and sum(numbers(by)) == total
+
+
 FOUND = small_data.REPO, sysconfig.get_paths()["stdlib"], "/usr/share/man"
 
 

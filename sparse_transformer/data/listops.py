@@ -13,7 +13,13 @@ from collections.abc import Callable
 import numpy as np
 
 from sparse_transformer.data.batches import Lazy
-from sparse_transformer.data.sources import ConfigDict, Sequences, register
+from sparse_transformer.data.sources import (
+  ConfigDict,
+  Digest,
+  Sequences,
+  register,
+  sizes_of,
+)
 from sparse_transformer.data.splits import SPLITS
 
 OPERATORS: dict[str, Callable[[list[int]], int]] = {
@@ -48,11 +54,11 @@ def listops(config: ConfigDict) -> Sequences:
 
 
 class _Source(Sequences):
-  def digest(self) -> dict[str, int | str]:
+  def digest(self) -> Digest:
     """The digest of the first examples: reading all would take minutes."""
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
-    number, crc = len(self.examples("train")), zlib.crc32(first)
-    return dict(examples=number, crc32=f"{crc:08x}")
+    sizes, crc = sizes_of(self), zlib.crc32(first)
+    return dict(examples=sizes[0], splits=sizes, crc32=f"{crc:08x}")
 
 
 def example(

@@ -19,6 +19,7 @@ from sparse_transformer.data.splits import SPLITS
 ConfigDict = Any  # of ml_collections, which only commands need
 Splits = Mapping[str, Any]  # the data of each split
 Files = Callable[[], Sequence[pathlib.Path]] | None  # those of all splits
+Digest = dict[str, int | str | list[int]]  # "splits" has the size of each
 Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
 
 
@@ -27,15 +28,16 @@ class _Apart:
 
   separator: ClassVar[None] = None  # an example is one document
 
-  def digest(self: Any) -> dict[str, int | str]:
-    """Number of training examples; CRC-32 of classes, and files or examples."""
+  def digest(self: Any) -> Digest:
+    """Numbers of examples; CRC-32 of classes, and files or examples."""
     crc = zlib.crc32(os.fsencode("\n".join(self.classes)))
     if self.files:
       crc ^= files_lib.crc32(*self.files())
     else:
       for row in itertools.chain(*map(self.examples, SPLITS)):
         crc = zlib.crc32(row.data, crc)
-    return {self.noun: len(self.examples("train")), "crc32": f"{crc:08x}"}
+    sizes = sizes_of(self)
+    return {self.noun: sizes[0], "splits": sizes, "crc32": f"{crc:08x}"}
 
   def windows(self: Any, split: str, min_context: int = 0) -> Lazy[Window]:
     """The examples of a split as (row, scored): one label, or all symbols."""
@@ -165,13 +167,12 @@ class Stream:
     """The bytes in the first `size` symbols of a split; None if unknown."""
     return self.codec.num_bytes(_of_split(self.load, split)[:size])
 
-  def digest(self) -> dict[str, int | str]:
-    """Number and CRC-32 of the symbols in all splits."""
-    number, crc = 0, 0
+  def digest(self) -> Digest:
+    """Numbers of symbols, and their CRC-32."""
+    crc, sizes = 0, sizes_of(self)
     for split in SPLITS:
-      symbols = np.ascontiguousarray(self.load()[split])
-      number, crc = number + len(symbols), zlib.crc32(symbols.data, crc)
-    return dict(symbols=number, crc32=f"{crc:08x}")
+      crc = zlib.crc32(np.ascontiguousarray(self.load()[split]).data, crc)
+    return dict(symbols=sum(sizes), splits=sizes, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """Overlapping sequences that together score each symbol exactly once.
@@ -199,6 +200,12 @@ class Stream:
 
 
 Source = Images | Stream | Sequences
+
+
+def sizes_of(source: Source) -> list[int]:
+  """The size of each split, in examples or, of a stream, symbols."""
+  found = source.load()
+  return [len(found[split]) for split in SPLITS]
 
 
 def _of_split(load: Callable[[], Splits], split: str) -> Any:

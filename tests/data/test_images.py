@@ -22,7 +22,9 @@ def test_digits_are_split_without_overlap():
   assert sorted(sum(splits, [])) == sorted(map(bytes, images))
   assert len(set(map(bytes, images))) == 1797
   # Checkpoints record the digest.
-  assert source.digest() == {"images": 1397, "crc32": "2c7e37fb"}
+  assert source.digest() == dict(
+    images=1397, splits=[1397, 200, 200], crc32="2c7e37fb"
+  )
 
 
 def assert_splits(source, *expected):

@@ -117,11 +117,13 @@ def test_digest_depends_on_the_data_only(source, config):
   assert digest == data.source(config).digest()
   assert re.fullmatch("[0-9a-f]{8}", digest["crc32"])
   if isinstance(source, data.Images):
-    assert digest["images"] == len(source.examples("train"))
+    sizes = [len(source.examples(split)) for split in data.SPLITS]
+    assert digest["images"] == sizes[0]
   else:
-    number = sum(len(source.load()[split]) for split in data.SPLITS)
+    sizes = [len(source.load()[split]) for split in data.SPLITS]
     crc32 = f"{zlib.crc32(small_data.contents(source)):08x}"
-    assert digest == dict(symbols=number, crc32=crc32)
+    assert (digest["symbols"], digest["crc32"]) == (sum(sizes), crc32)
+  assert digest["splits"] == sizes
 
 
 def test_unknown_split_is_an_error_that_lists_the_known_ones(source):

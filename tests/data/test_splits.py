@@ -248,6 +248,45 @@ def test_names_of_splits_that_are_joined_are_told(
   )
 
 
+@pytest.mark.parametrize("name", SUFFIXES)
+def test_digest_says_how_the_same_data_are_divided(tmp_path, name):
+  """A file is moved from the end of training to the start of validation."""
+  found = []
+  for end in "train", "val":
+    for split, number in ("train", 1), (end, 2), ("val", 3), ("test", 4):
+      for label in ("no", "yes") if name == "labelled" else ("",):
+        folder = tmp_path / end / split / label
+        write(folder / f"{number}{SUFFIXES[name]}", number)
+    config_of = config(name, tmp_path / end, length=40)
+    found.append(data.source(config_of).digest())
+  assert found[0].keys() == found[1].keys()
+  assert found[0]["splits"] != found[1]["splits"]
+  if name != "labelled":  # whose examples are shuffled
+    assert found[0]["crc32"] == found[1]["crc32"]
+
+
+def test_digest_says_how_the_same_arrays_are_divided(tmp_path):
+  names = [f"{x}.npy" for x in ("train-1", "train-2", "val-3")]
+  for name in names:
+    np.save(tmp_path / name, np.ones((4, 2, 2), np.uint8))
+  digest = lambda: data.source(config("images", tmp_path)).digest()
+  first = digest()
+  assert first["splits"] == [8, 4, 4]
+  (tmp_path / names[1]).replace(tmp_path / "val-2.npy")
+  second = digest()
+  assert second["splits"] == [4, 8, 8]
+  assert first["crc32"] == second["crc32"]
+
+
+def test_digest_says_where_fractions_cut(tmp_path):
+  write(tmp_path / "x", 1)
+  found = []
+  for fractions in (0.5, 0.25, 0.25), (0.5, 0.3, 0.2):
+    source = data.source(config("bytes", tmp_path / "x", fractions=fractions))
+    found.append(source.digest())
+  assert [x["splits"] for x in found] == [[20, 10, 10], [20, 12, 8]]
+
+
 def test_empty_split_is_an_error_that_names_it(tmp_path):
   for name in NUMBERS:
     (tmp_path / f"{name}.txt").write_text("" if name == "test" else "text")

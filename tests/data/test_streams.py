@@ -65,7 +65,7 @@ def test_digest_differs_in_each_symbol_of_each_split(tmp_path):
   for text in (b"a" * 100, b"a" * 99 + b"b", b"b" + b"a" * 99, b"a" * 110):
     path.write_bytes(text)
     digest = data.source(config("bytes", path)).digest()
-    found.add(tuple(digest.items()))
+    found.add(str(digest))
   assert len(found) == 4
 
 

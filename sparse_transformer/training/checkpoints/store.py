@@ -137,7 +137,7 @@ class Checkpoints:
     self,
     step: int,
     config: config_lib.Config,
-    data: Mapping[str, int | str] | None,
+    data: Mapping[str, Any] | None,
     free: Collection[str] = config_lib.FREE,
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
@@ -152,7 +152,8 @@ class Checkpoints:
       raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
-    if data is not None and saved["data"] != data:
+    # Runs of earlier versions do not say where their splits begin.
+    if data is not None and {**data, **saved["data"]} != data:
       raise ValueError(
         f"{place} is from a run on other data ({saved['data']}) than the"
         f" current data ({data}); use the same data, or another --workdir"

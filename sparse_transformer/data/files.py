@@ -171,10 +171,14 @@ def parts(path: pathlib.Path) -> list[bytes]:
   with path.open("rb") as raw, blame(path):
     if suffix == ".zip":
       archive = zipfile.ZipFile(raw)
-      is_shown = lambda name: not any(map(is_hidden, name.split("/")))
-      names = sorted(filter(is_shown, archive.namelist()))
-      check_names(path, names)
-      return [archive.read(x) for x in names if not x.endswith("/")]
+      is_shown = lambda x: not any(map(is_hidden, x.filename.split("/")))
+      members = [x for x in archive.infolist() if is_shown(x)]
+      # There may be several of one name, hence not by name.
+      members.sort(key=lambda x: x.filename)
+      check_names(path, (x.filename for x in members))
+      return [archive.read(x) for x in members if not x.is_dir()]
+    if suffix in OPENERS and not size:
+      raise ValueError("it is empty")  # libraries differ in this
     return [(OPENERS[suffix](raw) if suffix in OPENERS else raw).read()]
 
 

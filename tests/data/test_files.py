@@ -5,6 +5,7 @@ import functools
 import gzip
 import lzma
 import os
+import zipfile
 import zlib
 
 import numpy as np
@@ -41,13 +42,29 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
   middle = len(good) // 2
   flipped = bytes(255 - byte for byte in good[middle : middle + 9])
   flipped = good[:middle] + flipped + good[middle + 9 :]
-  for bad in good[:middle], good[:2], good[9:], flipped, b"no archive":
+  for bad in good[:middle], good[:2], good[9:], flipped, b"no archive", b"":
     file.write_bytes(bad)
     with pytest.raises(ValueError, match=f"{file} is damaged .* or of a kind"):
       files.read(file)
   file.unlink()
   with pytest.raises(FileNotFoundError):
     files.read(file)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_each_member_of_an_archive_is_read_once(tmp_path):
+  path = tmp_path / "x.zip"
+  with zipfile.ZipFile(path, "w") as archive:
+    for name, content in ("b", "1"), ("a", "2"), ("c/", ""), ("b", "3"):
+      archive.writestr(name, content)
+  assert files.parts(path) == [b"2", b"1", b"3"]
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_parts_of_a_compressed_file_are_joined(tmp_path, suffix):
+  pack = COMPRESS[suffix]
+  (tmp_path / f"x{suffix}").write_bytes(pack(TEXT[:500]) + pack(TEXT[500:]))
+  assert files.read(tmp_path / f"x{suffix}") == TEXT
 
 
 def test_file_that_is_not_regular_or_too_large_is_rejected(tmp_path):

@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 import re
+import reprlib
 import warnings
 from collections.abc import Iterable
 
@@ -14,6 +15,7 @@ from sparse_transformer import atomic
 from sparse_transformer.data import files
 
 Rows = Iterable[np.ndarray]  # of symbols
+BLOCK = 2**22  # letters of FASTA files converted at once
 RULE = b"\n\n" + b"-" * 72 + b"\n\n"  # between sampled texts
 
 
@@ -90,27 +92,28 @@ class JsonLines(Text):
   """The field `text` of records, a newline or the separator after each."""
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
-    rows, halves = [], 0
+    texts, halves = bytearray(), 0
     end = b"\n" if self.separator is None else b""
     data = b"\n".join(files.parts(path))
-    for number, line in enumerate(data.split(b"\n"), start=1):
+    for number, line in enumerate(io.BytesIO(data), start=1):
       place = f"{path}, line {number}"
       try:
         if not line.strip():
           continue
-        text = json.loads(line)["text"]
-        text, found = re.subn("[\ud800-\udfff]", "\ufffd", text)
+        record = {**json.loads(line)}
+        if "text" not in record:
+          raise ValueError(f"its fields are {reprlib.repr([*record])}")
+        text, found = re.subn("[\ud800-\udfff]", "\ufffd", record["text"])
       except Exception as error:
         raise ValueError(
           f"{place} is not JSON with a text in its field 'text', as each line"
           f" must be: {files.kind(data) or error}"
         ) from None
-      text = self.document(text.encode(), place) + end
-      rows.append(np.frombuffer(text, np.uint8))
+      texts += self.document(text.encode(), place) + end
       halves += found
     if halves:
       files.tell(f"{path}: {halves:,} halves of characters became U+FFFD")
-    return rows
+    return [np.frombuffer(texts, np.uint8)]
 
 
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
@@ -124,8 +127,9 @@ class Letters(Text):
   symbols = "space, a to z"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    letters = np.frombuffer(data.removesuffix(b"\n"), np.uint8)
-    return _look_up(letters, LETTERS, path, "a to z and the space")
+    data = data.removesuffix(b"\n")
+    _check_letters(data, LETTERS, path, "a to z and the space")
+    return np.frombuffer(data.translate(_table(LETTERS)), np.uint8)
 
   def encode(self, sequences: Rows) -> bytes:
     letters = np.frombuffer(LETTERS.encode(), np.uint8)
@@ -137,6 +141,9 @@ BASES = "ACGT"
 # Nucleic Acids Research 13(9). Their order determines what is drawn.
 AMBIGUOUS = dict(N="ACGT", R="AG", Y="CT", S="CG", W="AT", K="GT", M="AC")
 AMBIGUOUS |= dict(B="CGT", D="AGT", H="ACT", V="ACG")
+# A header follows comments and empty lines.
+IS_FASTA = re.compile(rb"(?:\s*;[^\r\n]*+)*+\s*+>")
+UPPERCASE = bytes(range(256)).upper().replace(b"U", b"T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,28 +166,59 @@ class Fasta(Codec):
     return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    lines = [x.strip() for x in data.removeprefix(b"\xef\xbb\xbf").splitlines()]
-    lines = [line for line in lines if line and not line.startswith(b";")]
-    if not lines or not lines[0].startswith(b">"):
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    if not IS_FASTA.match(data):
       raise ValueError(
         f"{path} is not a FASTA file, but {files.kind(data) or 'other text'};"
         " its first line must start with >: add one or choose another data.name"
       )
-    end = b"" if self.separator is None else b"\n"
-    parts = (end if line.startswith(b">") else line for line in lines[1:])
-    text = b"".join([*parts, end]).upper().replace(b"U", b"T")
-    letters = np.frombuffer(text, np.uint8).copy()
-    rng, drawn = np.random.RandomState(0), []
-    for letter, bases in AMBIGUOUS.items():
-      here = np.flatnonzero(letters == ord(letter))
-      choices = np.frombuffer(bases.encode(), np.uint8)
-      letters[here] = choices[rng.randint(len(bases), size=len(here))]
-      drawn += [f"{len(here):,} {letter}"] if len(here) else []
+    # A genome has many lines: there is an object for each block of them only.
+    text, start = bytearray(), 0
+    while start < len(data):
+      end = data.rfind(b"\n", start, start + BLOCK) + 1
+      end = end or data.find(b"\n", start + BLOCK) + 1 or len(data)
+      text += self._bases(data[start:end])
+      start = end
+    if self.separator is not None:
+      del text[:1]
+      text += b"\n"  # after each record, not before it
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
-    found = _look_up(letters, f"{BASES}\n", path, known)
+    _check_letters(text, f"{BASES}\n{''.join(AMBIGUOUS)}", path, known)
+    letters = np.frombuffer(text, np.uint8)
+    rng, drawn = np.random.RandomState(0), []
+    blocks = np.array_split(letters, 1 + len(letters) // BLOCK)
+    for letter, bases in AMBIGUOUS.items():
+      choices = np.frombuffer(bases.encode(), np.uint8)
+      if number := text.count(letter.encode()):
+        drawn.append(f"{number:,} {letter}")
+        for block in blocks:
+          here = np.flatnonzero(block == ord(letter))
+          block[here] = choices[rng.randint(len(bases), size=len(here))]
     if drawn:
       files.tell(f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}")
-    return found
+    for block in blocks:
+      symbols = block.tobytes().translate(_table(f"{BASES}\n"))
+      block[:] = np.frombuffer(symbols, np.uint8)
+    return letters
+
+  def _bases(self, lines: bytes) -> bytes:
+    """The letters of whole lines; with a separator, each header is a newline.
+
+    Spaces are left out, also between letters.
+    """
+    lines = lines.translate(UPPERCASE, b" \t\v\f") + b"\n"
+    letters = np.frombuffer(lines, np.uint8).copy()
+    is_end = (letters == ord("\n")) | (letters == ord("\r"))
+    ends = np.flatnonzero(is_end)
+    starts = np.append(0, ends[:-1] + 1)
+    first = letters[starts]
+    is_header = first == ord(">")
+    is_base = np.repeat(~is_header & (first != ord(";")), ends + 1 - starts)
+    is_base &= ~is_end
+    headers = starts[is_header]
+    letters[headers] = ord("\n")
+    is_base[headers] = self.separator is not None
+    return letters[is_base].tobytes()
 
   def encode(self, sequences: Rows) -> bytes:
     lines = []
@@ -192,18 +230,19 @@ class Fasta(Codec):
     return "\n".join([*lines, ""]).encode()
 
 
-def _look_up(letters, symbols, path, known):
-  """The index of each letter in `symbols`; ValueError if one is missing."""
-  table = np.full(256, len(symbols), np.uint8)
-  table[list(symbols.encode())] = range(len(symbols))
-  found = table[letters]
-  if len(unknown := np.flatnonzero(found == len(symbols))):
-    first = unknown[0]
+def _table(symbols):
+  """Translates letters to their indices in `symbols`."""
+  return bytes.maketrans(symbols.encode(), bytes(range(len(symbols))))
+
+
+def _check_letters(text, letters, path, known):
+  """Raises ValueError if a text has others than these letters."""
+  if others := text.translate(None, letters.encode()):
+    first = chr(others[0])
     raise ValueError(
-      f"{path} may contain only {known}, but has {len(unknown):,} other"
-      f" characters; the first is {chr(letters[first])!r} at index {first:,}"
+      f"{path} may contain only {known}, but has {len(others):,} other"
+      f" characters; the first is {first!r} at index {text.find(others[0]):,}"
     )
-  return found
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,12 @@ def any_bytes(config: ConfigDict) -> Stream:
 def jsonl(config: ConfigDict) -> Stream:
   """The bytes of the field `text` of all records of JSON Lines files."""
   codec = codecs.JsonLines(0 if config.documents else None)
-  return _from_path(config, codec, ".jsonl", ".ndjson")
+  path, suffixes = files.from_config(config.path), [".jsonl", ".ndjson"]
+  # Some shards end in .json, but so do files about data, which may be beside.
+  here = files.below(path) if path.is_dir() else ()
+  if not any(files.has_suffix(x, *suffixes) for x in here):
+    suffixes.append(".json")
+  return _from_path(config, codec, *suffixes)
 
 
 @register("fasta")

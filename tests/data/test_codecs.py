@@ -1,12 +1,16 @@
 """Tests of codecs.py: files to symbols and back."""
 
 import io
+import itertools
 import pathlib
+import tracemalloc
 
+import hypothesis
 import numpy as np
 import pytest
 import scipy.io.wavfile
 import small_data
+from hypothesis import strategies
 
 from sparse_transformer.data import codecs
 
@@ -82,6 +86,70 @@ def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
     assert word in str(error.value)
 
 
+def bases_by_line(data, separator):
+  """What `Fasta` reads, an object for each line."""
+  lines = [x.strip() for x in data.removeprefix(b"\xef\xbb\xbf").splitlines()]
+  lines = [line for line in lines if line and not line.startswith(b";")]
+  assert lines[0].startswith(b">")
+  end = b"" if separator is None else b"\n"
+  parts = [end if line.startswith(b">") else line for line in lines[1:]]
+  text = b"".join([*parts, end]).upper().replace(b"U", b"T").replace(b" ", b"")
+  letters = np.array([*text], np.uint8)
+  random = np.random.RandomState(0)
+  for letter, bases in codecs.AMBIGUOUS.items():
+    here = np.flatnonzero(letters == ord(letter))
+    drawn = random.randint(len(bases), size=len(here))
+    letters[here] = [ord(bases[i]) for i in drawn]
+  return [b"ACGT\n".index(x) for x in letters]
+
+
+LINES = (
+  b">",
+  b">chr1 N;x",
+  b" >a\t",
+  b";>note",
+  b"",
+  b" ",
+  b"acgtuACGTU",
+  b"NNN",
+)
+LINES += b"RYSWKMBDHVN", b"\tGA\x0b", b"AC GT", b"acgtnryACGT" * 9
+
+
+@hypothesis.given(
+  lines=strategies.lists(
+    strategies.tuples(
+      strategies.sampled_from(LINES),
+      strategies.sampled_from([b"\n", b"\r\n", b"\r", b"\n\n"]),
+    )
+  ),
+  begin=strategies.sampled_from([b"", b"\xef\xbb\xbf", b"\n;x\r\n \n"]),
+  is_cut=strategies.booleans(),
+  block=strategies.sampled_from([1, 7, 64, 2**22]),
+  separator=strategies.sampled_from([None, 4]),
+)
+@hypothesis.settings(deadline=None)
+def test_bases_are_those_of_the_lines(lines, begin, is_cut, block, separator):
+  data = begin + b">x\n" + b"".join(itertools.chain(*lines))
+  data = data.rstrip(b"\r\n") if is_cut else data
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(codecs, "BLOCK", block)
+    found = codecs.Fasta(separator).decode(data, "x.fasta")
+  assert found.tolist() == bases_by_line(data, separator)
+
+
+def test_long_genome_needs_little_more_memory_than_its_letters():
+  data = b">x\n" + b"".join(b"ACGTNacgtn" * 6 + b"\n" for _ in range(200_000))
+  tracemalloc.start()
+  try:
+    found = codecs.Fasta(4).decode(data, "x.fasta")
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert len(found) == 12_000_001 and found[-1] == 4
+  assert peak < 4 * len(found)  # with an object for each line, 7 times
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
 def test_bases_of_all_records(end):
   text = b"\xef\xbb\xbf>one\nACGT\nacgu\n\n>two\n;comment\nTT\n"
@@ -117,8 +185,9 @@ def test_files_of_an_archive_are_read_one_by_one(tmp_path):
   ):
     (tmp_path / "a").write_bytes(content)
     small_data.write_zip(tmp_path / "x.zip", {"a": content, "b": content})
-    expected = codec.read(tmp_path / "a") * 2
-    np.testing.assert_array_equal(codec.read(tmp_path / "x.zip"), expected)
+    expected = np.concatenate(codec.read(tmp_path / "a") * 2)
+    found = np.concatenate(codec.read(tmp_path / "x.zip"))
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_ambiguous_bases_are_drawn_and_reported(capsys):

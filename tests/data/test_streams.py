@@ -1,6 +1,7 @@
 """Tests of streams.py: which files are read and how they are split."""
 
 import gzip
+import json
 import os
 import pathlib
 
@@ -113,6 +114,24 @@ def test_records_are_read_as_bytes(tmp_path):
     assert source.separator == (0 if documents else None)
 
 
+def test_records_are_in_json_files_if_there_are_no_others(tmp_path, capfd):
+  pack = lambda *texts: gzip.compress(
+    b"".join(json.dumps(dict(text=x)).encode() + b"\n" for x in texts)
+  )
+  names = "c4-train.0000{}-of-01024.json.gz", "c4-validation.00000-of-00008"
+  for i, text in enumerate(("one", "two")):
+    (tmp_path / names[0].format(i)).write_bytes(pack(text))
+  (tmp_path / f"{names[1]}.json.gz").write_bytes(pack("three"))
+  found = data.source(config("jsonl", tmp_path, length=1)).load()
+  found = [bytes(found[split]) for split in data.SPLITS]
+  assert found == [b"one\ntwo\n", b"three\n", b"three\n"]
+  (tmp_path / "x.jsonl").write_text('{"text": "four"}')
+  capfd.readouterr()
+  assert contents(data.source(config("jsonl", tmp_path))) == b"four\n"
+  line = "files that are not read: 3, such as c4-train.00000-of-01024.json.gz\n"
+  assert line in capfd.readouterr().err
+
+
 NONE = b"the fox", b"[" * 100_000, b'"text"', b'{"text": 3}', b"3", b"[{}]"
 NONE += b'{"text": "\xff"}', b'{"body": "a"}'
 
@@ -122,6 +141,7 @@ NONE += b'{"text": "\xff"}', b'{"body": "a"}'
   [
     *((line, "line 3 is not JSON with a text in its field") for line in NONE),
     (b'{"text": "a\\u0000"}', "line 3 has byte 0 at 1"),
+    (b'{"id": 1, "body": "a"}', r"line 3 .*: its fields are \['id', 'body'\]"),
   ],
 )
 def test_line_that_is_no_record_is_named(tmp_path, line, message):

@@ -6,7 +6,7 @@ import math
 import os
 import pathlib
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -137,7 +137,8 @@ class Stream:
 
   length: int  # symbols in a sequence
   columns: int  # each position has a row and a column of such a table to embed
-  load: Callable[[], Splits]  # rows of uint8, uint16 or uint32, from a cache
+  # Rows of uint8, uint16 or uint32, or `Joined`, from a cache.
+  load: Callable[[], Splits]
   codec: codecs.Codec = codecs.Text()
   orders: ClassVar[Orders] = Orders()
   classes: ClassVar[tuple[str, ...]] = ()
@@ -161,17 +162,22 @@ class Stream:
         " a smaller data.length"
       )
     size = len(data) - self.length + 1
-    return Lazy(size, lambda i: data[i : i + self.length])
+    return Lazy(size, lambda i: np.asarray(data[i : i + self.length]))
 
   def num_bytes(self, split: str, size: int) -> int | None:
     """The bytes in the first `size` symbols of a split; None if unknown."""
-    return self.codec.num_bytes(_of_split(self.load, split)[:size])
+    total = 0
+    for block in _blocks(_of_split(self.load, split)[:size]):
+      if (number := self.codec.num_bytes(block)) is None:
+        return None
+      total += number
+    return total
 
   def digest(self) -> Digest:
     """Numbers of symbols, and their CRC-32."""
     crc, sizes = 0, sizes_of(self)
-    for split in SPLITS:
-      crc = zlib.crc32(np.ascontiguousarray(self.load()[split]).data, crc)
+    for block in itertools.chain(*(_blocks(self.load()[x]) for x in SPLITS)):
+      crc = zlib.crc32(block.data, crc)
     return dict(symbols=sum(sizes), splits=sizes, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
@@ -190,7 +196,7 @@ class Stream:
     step = self.length - min_context
 
     def window(i: int) -> Window:
-      tokens = data[i * step :][: self.length]
+      tokens = np.asarray(data[i * step : i * step + self.length])
       position = np.arange(self.length)
       is_new = position >= (min_context if i else 0)
       scored = is_new & (position < len(tokens))
@@ -206,6 +212,12 @@ def sizes_of(source: Source) -> list[int]:
   """The size of each split, in examples or, of a stream, symbols."""
   found = source.load()
   return [len(found[split]) for split in SPLITS]
+
+
+def _blocks(data: Any) -> Iterator[np.ndarray]:
+  """The symbols of a split, some at a time: they may not fit into memory."""
+  for start in range(0, len(data), files_lib.BLOCK):
+    yield np.ascontiguousarray(data[start : start + files_lib.BLOCK])
 
 
 def _of_split(load: Callable[[], Splits], split: str) -> Any:

@@ -1,10 +1,13 @@
 """Sources of files: streams of symbols, and sequences with a label."""
 
+import bisect
 import functools
 import hashlib
+import itertools
 import pathlib
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -129,10 +132,42 @@ def _from_path(config, codec, *suffixes):
   return Stream(config.length, config.columns, load, codec)
 
 
-def _read(codec: codecs.Codec, paths: Iterable[pathlib.Path]) -> np.ndarray:
-  """The symbols of files, one after the other; a single part is not copied."""
+def _read(codec: codecs.Codec, paths: Iterable[pathlib.Path]) -> Any:
+  """The symbols of files, one after the other; what is mapped is not copied."""
   parts = [x for p in paths for x in codec.read(p)] or [np.zeros(0, np.uint8)]
-  return parts[0] if len(parts) == 1 else np.concatenate(parts)
+  if len(parts) == 1:
+    return parts[0]
+  are_mapped = all(isinstance(x, np.memmap) for x in parts)
+  are_alike = len({x.dtype for x in parts}) == 1
+  return Joined(parts) if are_mapped and are_alike else np.concatenate(parts)
+
+
+class Joined:
+  """Mapped arrays of one dtype, one after the other, which are not copied.
+
+  A slice is a slice of one of them, or joins several: `np.asarray` copies it.
+  """
+
+  def __init__(self, parts: Sequence[np.ndarray]):
+    self.parts = [*parts]
+    self.starts = [0, *itertools.accumulate(map(len, parts))]
+
+  def __len__(self) -> int:
+    return self.starts[-1]
+
+  def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+    return np.concatenate(self.parts, dtype=dtype)
+
+  def __getitem__(self, key: slice) -> Any:
+    start, stop, _ = key.indices(len(self))
+    if start >= stop:
+      return self.parts[0][:0]
+    first = bisect.bisect_right(self.starts, start) - 1
+    last = bisect.bisect_left(self.starts, stop) - 1
+    found = self.parts[first : last + 1]
+    found[-1] = found[-1][: stop - self.starts[last]]
+    found[0] = found[0][start - self.starts[first] :]
+    return Joined(found) if len(found) > 1 else found[0]
 
 
 @register("labelled")

@@ -1,6 +1,8 @@
 """Tests of tokens: their files, a run on them, and its bits per byte."""
 
 import math
+import os
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import runs
 from small_data import config
 
 from sparse_transformer import data, sample
+from sparse_transformer.data import files
 from sparse_transformer.model import sampling
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
@@ -50,6 +53,77 @@ def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
   more = config("tokens", tmp_path / "x.npy", vocab_size=top + 2)
   given = sample._prompts(data.source(more), 2, 3, "", ())
   assert given.dtype == np.min_scalar_type(top + 1)
+
+
+@pytest.mark.parametrize("by", ["names", "fractions"])
+def test_shards_are_read_as_one_array_without_a_copy(tmp_path, by, monkeypatch):
+  random, shards = np.random.RandomState(0), []
+  for i, size in enumerate((400, 1, 90, 17, 300)):
+    shards.append(random.randint(0, VOCABULARY, size).astype(np.uint16))
+    shards[-1].tofile(tmp_path / f"train_{i:06}.bin")
+  write(tmp_path, names=["val", "test"])
+  rest = [TOKENS, TOKENS] if by == "names" else []
+  whole = tmp_path.with_suffix(".npy")
+  parts = dict(zip(data.SPLITS, [np.concatenate(shards), *rest], strict=False))
+  if by == "fractions":
+    for name in "val", "test":
+      (tmp_path / f"{name}.bin").unlink()
+    np.save(whole, np.concatenate(shards))
+    parts = source_of(whole).load()
+  monkeypatch.setattr(files, "BLOCK", 100)
+  np.save(tmp_path / "token_bytes.npy", BYTES)
+  source = source_of(tmp_path, splits=by, length=150)
+  for split, tokens in parts.items():
+    found = source.load()[split]
+    assert len(found) == len(tokens)
+    np.testing.assert_array_equal(np.asarray(found), tokens)
+    examples = source.examples(split)
+    assert len(examples) == len(tokens) - 149
+    for i, example in enumerate(examples):
+      assert type(example) is np.ndarray and example.dtype == np.uint16
+      np.testing.assert_array_equal(example, tokens[i : i + 150])
+    alone = data.Stream(150, 4, lambda x=tokens: dict.fromkeys(data.SPLITS, x))
+    for context in 0, 149:
+      pairs = zip(
+        source.windows(split, context),
+        alone.windows("train", context),
+        strict=True,
+      )
+      for window, expected in pairs:
+        np.testing.assert_array_equal(window, expected)
+    for size in 1, 399, 402, len(tokens):
+      assert source.num_bytes(split, size) == BYTES[tokens[:size]].sum()
+  if by == "fractions":
+    assert source.digest() == source_of(whole).digest()
+
+
+def test_shards_are_mapped(tmp_path):
+  for i in range(4):
+    np.arange(1_000_000).astype(np.uint16).tofile(tmp_path / f"{i}.bin")
+  tracemalloc.start()
+  try:
+    source = data.source(config("tokens", tmp_path))
+    assert source.examples("train")[1_000_000 - 4][:6].tolist() == [
+      *(999_996 % 2**16 + i for i in range(4)),
+      0,
+      1,
+    ]
+    assert source.digest()["splits"] == [2_000_000, 1_000_000, 1_000_000]
+    peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+  assert peak < 6_000_000  # a copy has 8,000,000 bytes
+
+
+def test_shard_that_becomes_shorter_is_an_error(tmp_path):
+  for i in range(2):
+    np.ones(30_000, np.uint16).tofile(tmp_path / f"{i}.bin")
+  source = data.source(config("tokens", tmp_path, length=64))
+  windows = source.windows("train")
+  assert len([*windows]) == 469
+  os.truncate(tmp_path / "0.bin", 4096)
+  with pytest.raises(OSError, match="0.bin has become shorter"):
+    list(windows)
 
 
 def test_token_beyond_the_vocabulary_is_named(tmp_path):

@@ -89,7 +89,8 @@ def _summary(experiment, step, about, lines, changes):
   rows = [
     *((x, about[x]) for x in made if about.get(x)),
     ("trained", _trained(experiment, step, about, lines, changes)),
-    ("data", f"{config.data.name}, {source.length:,} positions"),
+    ("data", _data(about)),
+    ("positions", f"{source.length:,}"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     ("FLOPs per token", f"{costs.flops_per_token(network)['total']:,.0f}"),
@@ -103,6 +104,16 @@ def _summary(experiment, step, about, lines, changes):
   if "mfu" in (line := last.get("train", {})):
     rows.append(("model-FLOPs utilization", f"{100 * line['mfu']:.1f} %"))
   return _table((), rows)
+
+
+def _data(about):
+  """'bytes, text.txt, 840 symbols, crc32 1a2b3c4d', as the run was trained."""
+  given = about["config"]["data"]
+  parts = [given["name"], given["path"]]
+  for name, value in about.get("data", {}).items():
+    is_number = isinstance(value, int)
+    parts.append(f"{value:,} {name}" if is_number else f"{name} {value}")
+  return ", ".join(filter(None, parts))
 
 
 def _trained(experiment, step, about, lines, changes):

@@ -168,10 +168,13 @@ def test_sentence_has_as_many_digits_as_are_known():
     "test, step 1,000: 1.512 ± 0.017 bits/dim, 200 images, examples=200,"
     " attention.pattern=dense"
   )
+  result |= dict(min_context=16)
   for unknown in None, math.nan:
     result |= dict(standard_error=unknown, unit="bits/byte", overrides={})
     line = evaluations.sentence(result, data.Stream(32, 8, dict))
-    assert line == "test, step 1,000: 1.5123 bits/byte, 12,800 bytes"
+    assert line == (
+      "test, step 1,000: 1.5123 bits/byte, 12,800 bytes, min_context=16"
+    )
 
 
 # Other data than those of the run.
@@ -253,10 +256,14 @@ def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
   assert (tmp_path / name).stat().st_size > 1000
   assert (result["step"], result["examples"]) == (0, 200)
   assert not result.keys() & {"by_channel", "optimum"}  # digits are gray
-  path = tmp_path / "text"
+  path, context = tmp_path / "text", "--min_context=0,20"
   path.write_bytes(np.random.RandomState(0).bytes(500))
   runs.untrained(tmp_path / "run", runs.text(path))
-  for result in scores(capfd, tmp_path / "run", "--min_context=0,20"):
+  assert runs.command("eval.py", f"--workdir={tmp_path / 'run'}", context) == 0
+  said = capfd.readouterr().err.splitlines()
+  ends = [x.rpartition(", ")[2] for x in said if x.startswith("test, ")]
+  assert ends == ["min_context=0", "min_context=20"]
+  for result in scores(capfd, tmp_path / "run", context):
     assert result["bits_per_dim"] == pytest.approx(8, abs=1e-6)
     assert (result["tokens"], result["unit"]) == (125, "bits/byte")
 

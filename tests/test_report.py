@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import zlib
 
 import pytest
 import runs
@@ -59,6 +60,20 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
   page = runs.report(tmp_path / "run")
   assert "&lt;i&gt;\ufffd\ufffd&lt;/i&gt;</pre>\n<pre>apart</pre>" in page
   assert "run eval.py" in page
+
+
+def test_page_says_what_the_run_was_trained_on(tmp_path):
+  """Also after it was moved, and other data took its place."""
+  path = tmp_path / "text"
+  path.write_bytes(b"some text " * 50)
+  crc = f"{zlib.crc32(path.read_bytes()):08x}"
+  train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  row = f"<td>data</td><td>bytes, {path}, 500 symbols, crc32 {crc}</td>"
+  assert row in runs.report(tmp_path / "run")
+  path.rename(tmp_path / "moved")
+  assert row in runs.report(tmp_path / "run")
+  path.write_bytes(b"other text" * 90)
+  assert row in runs.report(tmp_path / "run")
 
 
 def test_page_lists_changes_of_the_config(workdir, tmp_path):

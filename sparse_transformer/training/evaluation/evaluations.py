@@ -124,6 +124,7 @@ def sentence(result: Result, source: data.Source) -> str:
   size = f"{result['examples']:,} examples"
   if isinstance(source, data.Stream):
     size = f"{result['tokens']:,} {source.unit.removeprefix('bits/')}s"
+    size += f", min_context={result['min_context']}"
   elif isinstance(source, data.Images):
     size = f"{result['examples']:,} images"
 

@@ -22,6 +22,7 @@ CLASSES = (
   *("airplane", "automobile", "bird", "cat", "deer"),
   *("dog", "frog", "horse", "ship", "truck"),
 )
+NAMES = "cifar10", "cifar10_bytes"  # the stock builder's folder, and ours
 LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
 PREPARE = "python -m sparse_transformer.data prepare cifar10"
 
@@ -79,17 +80,23 @@ def _opened(config, example, seed=0):
 
 
 def newest(data_dir: str) -> pathlib.Path:
-  """The folder of the newest version of the stock copy, or else of ours."""
+  """The folder of the newest version of the stock copy, or else of ours.
+
+  `data_dir` is the folder of all data sets, or of either copy, or a version.
+  """
   from tensorflow_datasets.core import Version
 
   folder = root(data_dir)
-  for name in ("cifar10", "cifar10_bytes"):
+  places = [folder / name for name in NAMES]
+  places += [x for x in (folder, folder.parent) if x.name in NAMES]
+  for place in places:
     # A version starts with a digit, an unfinished one with "incomplete.".
     # Other formats need TensorFlow or, like parquet, silently lose records.
-    paths = (folder / name).glob("[0-9]*/*.array_record-*")
+    version = folder.name if place == folder.parent else "[0-9]*"
+    paths = place.glob(f"{version}/*.array_record-*")
     versions = {path.parent.name for path in paths}
     if versions := {*filter(Version.is_valid, versions)}:
-      return folder / name / max(versions, key=Version)
+      return place / max(versions, key=Version)
   raise FileNotFoundError(
     f"{folder} has no cifar10 in the array_record format; run `{PREPARE}"
     f" --data_dir={folder}`, or set data.path to the folder that contains it"

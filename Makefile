@@ -14,6 +14,9 @@ TARGETS := .venv/targets
 DOCS := .venv/docs
 PEERS := .venv/peers
 
+# pip says nothing while it downloads.
+INSTALLS = @echo "installs the packages of $^ into $(@D)$(SIZE)"
+
 .PHONY: quickstart sample test tools-test soak lint package docs tutorial bench \
   accelerator targets targets-test compiled results
 
@@ -105,6 +108,7 @@ compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.compiled
 
 $(TARGETS)/%/installed: requirements-%.txt
+	$(INSTALLS)
 	@$(PYTHON) -c "import sys; sys.version_info >= (3, 12) or sys.exit( \
 	  'make targets needs Python 3.12 or newer: make targets PYTHON=...')"
 	$(PYTHON) -m venv --clear $(TARGETS)/$*
@@ -112,17 +116,21 @@ $(TARGETS)/%/installed: requirements-%.txt
 	touch $@
 
 $(DOCS)/installed: requirements-docs.txt
+	$(INSTALLS)
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 # If it fails, attention is measured without peers.
 $(PEERS)/installed: benchmarks/requirements-peers.txt
+	$(INSTALLS)
 	-$(PYTHON) -m venv --clear $(PEERS) && $(PEERS)/bin/pip install --quiet \
 	  --disable-pip-version-check -r $< && touch $@
 
+.venv/installed: SIZE = : downloads about 310 MB, a few minutes
 .venv/installed: requirements.txt requirements-train.txt \
   requirements-data.txt requirements-dev.txt
+	$(INSTALLS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check $(^:%=-r %)
 	touch $@

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 import runs
@@ -103,6 +104,17 @@ def test_page_names_only_what_exists(page):
     if not re.search(rf"^{target}:", makefile, re.MULTILINE):
       missing.append(f"make {target}")
   assert missing == []
+
+
+def test_what_is_installed_is_said_before():
+  """As pip says nothing for minutes."""
+  command = "make", "-n", "-B", ".venv/installed", ".venv/docs/installed"
+  done = subprocess.run(
+    [*command, "PYTHON=python"], cwd=REPO, capture_output=True, text=True
+  )
+  lines = re.findall("(?m)^(echo|.*pip install).*", done.stdout)
+  assert [x.startswith("echo") for x in lines] == [True, False] * 2
+  assert re.search("echo .*requirements.txt.* about [0-9]+ MB", done.stdout)
 
 
 def test_every_flag_and_source_is_on_a_page():

@@ -1,6 +1,7 @@
 """Files: written completely or not at all, and read only if they end."""
 
 import contextlib
+import difflib
 import errno
 import json
 import os
@@ -19,6 +20,19 @@ def size(path: pathlib.Path) -> int:
   if not stat.S_ISREG(info.st_mode):
     raise ValueError(f"{path} is not a regular file; replace it with one")
   return info.st_size
+
+
+def nearest(path: pathlib.Path) -> str:
+  """ "; did you mean PATH?" for a path that is not there; "" if none is close.
+
+  >>> nearest(pathlib.Path("configs/digit.py"))
+  '; did you mean configs/digits.py?'
+  """
+  beside: dict[str, pathlib.Path] = {}
+  if not path.exists() and path.parent.is_dir():
+    beside = {x.stem: x for x in path.parent.iterdir()}
+  found = difflib.get_close_matches(path.stem, beside, 1)
+  return "".join(f"; did you mean {beside[x]}?" for x in found)
 
 
 def read_json(

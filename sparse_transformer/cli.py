@@ -5,6 +5,7 @@ reported before JAX loads, which takes seconds. It imports this module first,
 and `flags` from it, so that a missing library is reported in one line.
 """
 
+import contextlib
 import functools
 import io
 import os
@@ -30,7 +31,13 @@ try:
   from absl import app, flags, logging
   from ml_collections import ConfigDict, config_flags
 
-  from sparse_transformer import config as config_lib, programs, schema, signals
+  from sparse_transformer import (
+    atomic,
+    config as config_lib,
+    programs,
+    schema,
+    signals,
+  )
 except ModuleNotFoundError as error:
   if (line := version.missing(error)) is None:
     raise
@@ -90,6 +97,7 @@ def on_config(argv: Sequence[str]) -> Sequence[str]:
     + "\n".join(fields),
   )
   _list_in_help("config")
+  _named_file(argv)
   return flags.FLAGS(argv)
 
 
@@ -103,12 +111,9 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
     " patterns or data sources, also pass --config=FILE.",
   )
   _list_in_help("workdir")
-  first = flags.FlagValues()  # without --config=FILE among the others
-  first.set_gnu_getopt()
-  flags.DEFINE_string("config", None, "", flag_values=first)
-  argv = first(argv, known_only=True)
-  if first.config is not None:
-    runpy.run_path(first.config)
+  file, argv = _named_file(argv)
+  if file is not None:
+    runpy.run_path(file)
   flags.FLAGS(argv, known_only=True)
   if not flags.FLAGS.workdir:
     raise ValueError("--workdir is missing or empty; see --help")
@@ -125,6 +130,38 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
   flags.DEFINE_string("workdir", None, "Folder of a run, in place of --config.")
   _list_in_help("workdir")
   return on_config(argv)
+
+
+def _named_file(argv):
+  """(what --config names, the arguments without it); both are checked."""
+  first = flags.FlagValues()
+  first.set_gnu_getopt()
+  flags.DEFINE_string("config", None, "", flag_values=first)
+  argv = first(argv, known_only=True)
+  for word in argv:
+    if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
+      schema.check_name(override[1])
+  path = pathlib.Path((first.config or ".").partition(":")[0])
+  if not path.exists():
+    close = path.suffix and atomic.nearest(path)
+    close = close or atomic.nearest(pathlib.Path("configs", path.stem))
+    raise FileNotFoundError(f"--config={first.config}: no such file{close}")
+  return first.config, argv
+
+
+class Integers(flags.IntegerParser):
+  """Parses integers, also 1e3."""
+
+  def convert(self, argument: int | str) -> int:
+    with contextlib.suppress(ValueError):
+      return super().convert(argument)
+    with contextlib.suppress(ValueError, OverflowError):
+      if (number := int(float(argument))) == float(argument):
+        return number
+    raise ValueError("it must be an integer")
+
+
+config_flags.register_flag_parser_for_type(int, Integers())
 
 
 def overrides(exact: bool = False) -> dict[str, Any]:
@@ -219,7 +256,9 @@ def describe(error: BaseException) -> str | None:
   if "JAX_PLATFORMS" in text or _origin(error) == "jax._src.xla_bridge":
     names = "JAX_PLATFORMS", "XLA_FLAGS"
     given = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
-    return f"JAX cannot start with {given}: {text or 'no device is found'}"
+    if not text or "known backends" in text:  # it lists those without devices
+      text = "no such device is found; leave JAX_PLATFORMS unset to use others"
+    return f"JAX cannot start with {given}: {text}"
   return text if isinstance(error, USER_ERRORS) else None
 
 

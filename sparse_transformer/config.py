@@ -88,7 +88,7 @@ def read_config(workdir: str | os.PathLike) -> Config:
   if not path.exists():
     raise FileNotFoundError(
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
-      " folder that train.py wrote"
+      f" folder that train.py wrote{atomic.nearest(path.parent)}"
     )
   return from_json(atomic.read_json(path), path)
 

@@ -7,6 +7,7 @@ data sources, patterns, modes and backends, to which other code can add.
 """
 
 import dataclasses
+import difflib
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -280,11 +281,10 @@ class Config(Group):
     """
     groups = self.to_dict()
     for name, value in values.items():
-      if name not in FIELDS:
-        raise ValueError(
-          f"the config has no field {name}; docs/config.md lists all"
-        )
+      check_name(name)
       value = tuple(value) if isinstance(value, list) else value
+      if isinstance(value, float) and FIELDS[name].type is int:
+        value = int(value) if value.is_integer() else value  # such as 1e3
       check_value(name, value)
       group, _, field = name.partition(".")
       groups[group][field] = value
@@ -314,6 +314,19 @@ def typed(config: Any) -> Config:
       f" docs/config.md: {error}"
     ) from None
   return Config().replace(**values)
+
+
+def check_name(name: str) -> None:
+  """Raises ValueError, which names the nearest, unless a field exists."""
+  if name in FIELDS:
+    return
+  _, dot, last = f".{name}".rpartition(".")
+  found = [x for x in FIELDS if x.endswith(dot + last)]
+  found = found or difflib.get_close_matches(name, FIELDS)
+  close = f"; did you mean {', '.join(found)}?" if found else ""
+  raise ValueError(
+    f"the config has no field {name!r}; docs/config.md lists all{close}"
+  )
 
 
 def check_value(name: str, value: object) -> None:

@@ -44,7 +44,7 @@ def test_help_lists_all_flags(command, capsys):
 def test_flags_are_read_without_loading_jax():
   words = "-X", "importtime", "train.py", "--config=no.py", "--workdir=x"
   done = runs.python(*words)
-  assert done.returncode == 1 and "train.py: Config" in done.stderr
+  assert done.returncode == 1 and "no.py: no such file\n" in done.stderr
   loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
   assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
 
@@ -114,6 +114,64 @@ def test_flag_and_value_may_be_two_words(command, trained, capfd):
     answers.append(capfd.readouterr().err)
   assert answers[0] == answers[1]
   assert not re.search("is (missing|empty|given)|unexpected", answers[0])
+
+
+@pytest.mark.parametrize(
+  "given, found",
+  {
+    "digits": "configs/digits.py",
+    "digits.py": "configs/digits.py",
+    "configs/digit.py": "configs/digits.py",
+    "mine/tinny.py": "mine/tiny.py",
+  }.items(),
+)
+def test_nearest_config_file_is_named(
+  given, found, tmp_path, monkeypatch, capfd
+):
+  monkeypatch.chdir(tmp_path)
+  for name in "configs/digits.py", "configs/text.py", "mine/tiny.py":
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+  assert runs.command("train.py", f"--config={given}", "--workdir=new") == 1
+  line = f"--config={given}: no such file; did you mean {found}?\n"
+  assert capfd.readouterr().err == f"train.py: {line}"
+
+
+def test_nearest_run_and_data_are_named(trained, tmp_path, capfd):
+  shutil.copytree(trained, tmp_path / "digits")
+  words = f"--workdir={tmp_path / 'digit'}", f"--workdir={tmp_path / 'new'}"
+  close = f"did you mean {tmp_path / 'digits'}?\n"
+  assert runs.command("eval.py", words[0]) == 1
+  assert capfd.readouterr().err.endswith(close)
+  path = f"--config.data.path={tmp_path / 'digtis'}"
+  text = f"--config={runs.REPO / 'configs' / 'text_small.py'}"
+  assert runs.command("train.py", text, path, words[1]) == 1
+  assert capfd.readouterr().err.endswith(close)
+
+
+def test_integer_may_have_an_exponent(capsys):
+  words = runs.DIGITS, "--config.train.steps=1e3"
+  words += ("--config.optimizer.warmup_steps=5000",)
+  assert runs.command("sparse_transformer/explain.py", *words) == 1
+  assert "must be less than train.steps=1000\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["sample", "compare"])
+def test_file_of_a_command_says_how_to_run_it(name):
+  done = runs.python(f"sparse_transformer/{name}.py", "--workdir=x")
+  assert done.returncode == 1
+  assert done.stderr == (
+    f"{name}.py: run it as python -m sparse_transformer.{name}, in the folder"
+    " above\n"
+  )
+
+
+def test_device_that_is_absent_is_said_in_one_line(tmp_path):
+  words = runs.DIGITS, f"--workdir={tmp_path / 'new'}"
+  done = runs.python("train.py", *words, JAX_PLATFORMS="gpu")
+  assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+  assert "JAX_PLATFORMS=gpu XLA_FLAGS=" in done.stderr
+  assert "no such device is found" in done.stderr
 
 
 def test_config_of_a_run_takes_the_place_of_a_file(tmp_path, capsys):

@@ -106,7 +106,8 @@ def room_of(path):
   if PACKAGE not in path.parents or path.name == "__main__.py":
     return "commands"
   name = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
-  return "commands" if name in (*COMMANDS, "cli", "comparison") else name
+  others = "cli", "comparison", PACKAGE.name
+  return "commands" if name in (*COMMANDS, *others) else name
 
 
 def imported(tree):

@@ -141,8 +141,7 @@ def parse_vary(text: str, flag: str = "vary") -> tuple[str, list[str]]:
       f" at most {MAX_VALUES}"
     )
   for name in (x for y in choices for x in assignments(field, y)):
-    if name not in schema.FIELDS:
-      raise ValueError(f"--{flag}={text}: --config has no field {name!r}")
+    schema.check_name(name)
   return field, choices
 
 

@@ -71,7 +71,8 @@ def check_path(path: str) -> pathlib.Path:
   found = from_config(path)
   if not found.exists():
     raise FileNotFoundError(
-      f"no file or folder {found}; set data.path to one that exists"
+      f"no file or folder {found}; set data.path to one that"
+      f" exists{atomic.nearest(found)}"
     )
   return found
 

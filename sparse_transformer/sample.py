@@ -7,12 +7,14 @@ to real ones; other data as samples.txt, samples.fasta or samples_0.wav,
 samples_1.wav, ... Text is also printed.
 With --given=N, the samples start with the first N positions of sequences of the
 test split; with --prompt=TEXT, with a text; with --prompt=@FILE, with the
-contents of a file. Tokens are integers in prompts and samples, with spaces
+contents of a file. With --length=N, they have N symbols, the start included, in
+place of data.length. Tokens are integers in prompts and samples, with spaces
 between them and a line for each sequence.
 """
 
 import os
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -37,13 +39,14 @@ def main(argv: Sequence[str]) -> None:
   kernel_check.avoid_wrong(experiment)  # which a prompt may run
   source, orders = experiment.source, experiment.source.orders
   labels = orders.labels(args.order)
-  decoder = samples.decoder(experiment, args.cache, labels)
-  prompts = _prompts(source, args.num, args.given, args.prompt, labels)
+  length = args.length or source.length
+  decoder = samples.decoder(experiment, args.cache, labels, length)
+  prompts = _prompts(source, length, labels)
   state = restore(*run, args.step, with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
-    inputs = decoder, state.ema, sampler, prompts, source.length
+    inputs = decoder, state.ema, sampler, prompts, length
     tokens, seconds = sampling.sample(
       *inputs, seed=args.seed, check_stop=signals.check
     )
@@ -60,22 +63,33 @@ def main(argv: Sequence[str]) -> None:
   )
 
 
-def _prompts(source, num, given, text, labels):
+def _prompts(source, length, labels):
   """The first positions of the sequences to draw, [num, S]; S may be 0."""
+  args = flags.FLAGS
+  num, given, text = args.num, args.given, args.prompt
   if given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
   if text:
     prompt = _read_prompt(source, text)
+    if (size := len(prompt)) >= length:
+      kept = max(1, length // 2)
+      prompt = prompt[-kept:]
+      print(
+        f"the prompt has {size:,} symbols: its last {kept:,} are used, as half"
+        f" of the {length:,} of a sequence",
+        file=sys.stderr,
+      )
     return np.broadcast_to(prompt, (num, len(prompt)))
   from sparse_transformer.training.evaluation import samples
 
   empty = samples.no_prompts(source, num)
   if not given:
     return empty
-  if not 0 < given <= source.length:
+  most = min(length, source.length)
+  if not 0 < given <= most:
     raise ValueError(
-      f"--given={given} must lie between 1 and the {source.length} positions"
-      " of a sequence"
+      f"--given={given} must lie between 1 and the {most} positions of a"
+      " sequence"
     )
   real = samples.real_examples(source, num)
   rows = [source.orders.arrange(x, labels)[:given] for x in real]
@@ -100,11 +114,8 @@ def _read_prompt(source, text):
   prompt = source.codec.decode(content, path)
   if source.separator is not None:  # which decode puts at the end
     prompt = prompt[:-1]
-  if not 0 < len(prompt) <= source.length:
-    raise ValueError(
-      f"{path} has {len(prompt):,} symbols; a prompt has between 1 and"
-      f" {source.length:,}, the length of a sequence"
-    )
+  if not len(prompt):
+    raise ValueError(f"{path} has 0 symbols; a prompt has at least 1")
   return prompt
 
 
@@ -117,6 +128,7 @@ if __name__ == "__main__":
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")
+  flags.DEFINE_integer("length", None, "Symbols; default: data.length.", 1)
   flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
   flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
   flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")

@@ -43,6 +43,49 @@ def test_text_continues_a_prompt(text, tmp_path):
   assert first[10:] != second[10:]
 
 
+@pytest.fixture(scope="module")
+def rotary(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("rotary")
+  (folder / "text").write_bytes(b"some text " * 50)
+  changes = {"attention.pattern": "Local(9) | Strided(8)"}
+  changes["model.positions"] = "rotary"
+  return runs.untrained(folder / "run", runs.text(folder / "text", **changes))
+
+
+def test_texts_of_other_lengths_begin_alike(text, rotary, tmp_path, capfd):
+  """Networks with rotary positions draw longer ones, too."""
+  for workdir, lengths in (text, (20, 32)), (rotary, (20, 32, 75)):
+    found = {}
+    for length in lengths:
+      out, word = tmp_path / f"{length}", f"--length={length}"
+      assert command(workdir, "--num=1", word, f"--out={out}") == 0
+      found[length] = (out / "samples.txt").read_bytes()
+      assert len(found[length]) == length
+    assert command(workdir, "--num=1") == 0
+    assert (workdir / "samples.txt").read_bytes() == found[32]
+    assert all(found[lengths[-1]].startswith(x) for x in found.values())
+  out = f"--out={tmp_path / 'slow'}"
+  assert command(workdir, "--num=1", word, out, "--nocache") == 0
+  slow = (tmp_path / "slow" / "samples.txt").read_bytes()
+  assert slow == found[75]
+  capfd.readouterr()
+  assert command(text, "--length=33") == 1
+  assert "--length=33 must be at most 32, the number" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("size", [31, 32, 500])
+def test_prompt_without_room_is_cut_to_its_end(size, text, tmp_path, capfd):
+  prompt = bytes(97 + i % 26 for i in range(size))
+  (tmp_path / "prompt").write_bytes(prompt)
+  words = f"--prompt=@{tmp_path / 'prompt'}", f"--out={tmp_path}", "--num=1"
+  assert command(text, *words) == 0
+  line = f"prompt has {size} symbols: its last 16 are used, as half of the 32"
+  assert (line in capfd.readouterr().err) == (size > 31)
+  found = (tmp_path / "samples.txt").read_bytes()
+  assert len(found) == 32
+  assert found.startswith(prompt if size == 31 else prompt[-16:])
+
+
 def test_samples_are_printed_and_kept_apart(text, tmp_path, capsys):
   before = runs.files(text)
   prompt = "--prompt=abc --step=7"  # one word of the command

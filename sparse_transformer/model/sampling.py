@@ -167,7 +167,8 @@ def sample(
     prompts: the first positions, [num, S], of an integer dtype that has all
       symbols; S may be 0.
     length: positions in a sequence.
-    seed: gives the same samples with any decoder and in any chunks.
+    seed: gives the same samples with any decoder and in any chunks; those of
+      a smaller `length` are the first symbols of these.
     check_stop: called before each chunk; may raise to end the work.
 
   Returns:

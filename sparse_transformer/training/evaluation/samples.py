@@ -1,5 +1,6 @@
 """Sequences drawn from a network, and the files that hold them."""
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from sparse_transformer import atomic, data
+from sparse_transformer import atomic, data, model as model_lib
 from sparse_transformer.figures import style
 from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
@@ -25,13 +26,19 @@ SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 
 def decoder(
-  experiment: Experiment, cached: bool = True, labels: tuple[int, ...] = ()
+  experiment: Experiment,
+  cached: bool = True,
+  labels: tuple[int, ...] = (),
+  length: int | None = None,
 ) -> sampling.Cached | sampling.Recompute:
   """The decoder of sequences in an order; a cache can hold one document only.
 
-  Raises ValueError if there are several processes, or the data have labels.
+  Sequences have up to `length` symbols, or as many as in training if those are
+  more. Raises ValueError if there are several processes, the data have labels,
+  or the network cannot have that length.
   """
-  if isinstance(experiment.source, data.Sequences):
+  network, source = experiment.model, experiment.source
+  if isinstance(source, data.Sequences):
     raise ValueError(
       f"data.name={experiment.config.data.name} has labelled examples, and only"
       " images and streams are sampled; eval.py scores it"
@@ -40,9 +47,25 @@ def decoder(
     raise ValueError(
       "eval.samples must be 0 with several processes; sample after training"
     )
-  if cached and experiment.model.separator is None:
-    return sampling.Cached(experiment.model, labels)
-  return sampling.Recompute(experiment.apply, experiment.model.length, labels)
+  apply, trained = experiment.apply, network.length
+  length = length or trained
+  if length != trained and isinstance(source, data.Images):
+    raise ValueError(
+      f"--length={length} is for text, tokens, bases and sound: images have"
+      f" {trained} positions"
+    )
+  if length > trained:
+    if network.axes:
+      raise ValueError(
+        f"--length={length} must be at most {trained}, the number of positions"
+        " that the network has learned; with model.positions=rotary, there is"
+        " no limit"
+      )
+    network = dataclasses.replace(network, length=length)
+    apply = model_lib.make_apply(network)
+  if cached and network.separator is None:
+    return sampling.Cached(network, labels)
+  return sampling.Recompute(apply, network.length, labels)
 
 
 def draw_in_training(

@@ -43,7 +43,7 @@ class Around(Pattern):
   """A bidirectional pattern: three keys on each side of the query."""
 
   def mask(self, q, k):
-    return (q - k <= 3) & (k - q <= 3)
+    return abs(q - k) <= 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +132,7 @@ def numbers(largest):
       st.builds(
         lambda f, a, c: lambda q, k: f(c, a(q, k)), symmetric, inner, small
       ),
+      inner.map(lambda a: lambda q, k: abs(a(q, k))),
     )
 
   leaves = st.sampled_from([lambda q, k: q, lambda q, k: k])

@@ -51,6 +51,7 @@ def _find_pairs(part, n):
 def _reduce(ufunc, pattern, values, empty=0, by_key=False):
   """Reduces values [n, words] over each query's keys, or each key's queries."""
   (n, words), result = values.shape, np.full_like(values, empty)
+  pattern.check(n)
   flip = slice(None, None, -1 if by_key else 1)
 
   def pad(x):
@@ -180,11 +181,17 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 
   This includes the residual stream: every position keeps what it has.
   """
+  _check(layers, n)
   seen = np.eye(n, dtype=np.float32)
   for heads in layers:
     steps = sum((pattern.matrix(n) for pattern in set(heads)), np.eye(n))
     seen = np.minimum(np.float32(steps) @ seen, 1)
   return seen > 0
+
+
+def _check(layers, n):
+  for pattern in itertools.chain(*layers):
+    pattern.check(n)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,6 +213,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   4,096 are followed as exactly if the network is causal, since a path stays
   between its key and its query; the rest is sampled with 64 inputs.
   """
+  _check(layers, n)
   causal = all(is_causal(p, n) for p in {p for heads in layers for p in heads})
   positions = n if n <= EXACT else EXACT if causal else 0
   inputs = _sampled_inputs(n) if n > EXACT else np.arange(0)

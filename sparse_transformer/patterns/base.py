@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeAlias, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -12,10 +12,6 @@ from sparse_transformer.patterns import checks, intervals, layout as layout_lib
 # NumPy or JAX arrays, possibly traced, or the tile values of `intervals`.
 Integers: TypeAlias = Any
 Booleans: TypeAlias = Any
-
-
-def _is_pattern(other):
-  return isinstance(other, Pattern)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +25,10 @@ class Pattern:
   def mask(self, q: Integers, k: Integers) -> Booleans:
     """The definition: which pairs are in the set.
 
-    It may use + - * // % < <= > >= == != & | ~ only, and divide by positive
-    integers only, so that NumPy, XLA and the interval arithmetic of layouts
-    share it. All intermediate values must fit in 32 bits: a product of two
-    positions may not. `check` verifies this.
+    It may use + - * // % abs < <= > >= == != & | ~ only, and divide by
+    positive integers only, so that NumPy, XLA and the interval arithmetic of
+    layouts share it. All intermediate values must fit in 32 bits: a product of
+    two positions may not. `check` verifies this.
 
     Args:
       q, k: positions of queries and of keys, of shapes that broadcast. A
@@ -80,8 +76,8 @@ class Pattern:
 
     Raises ValueError if the mask uses operators that are not allowed, does not
     return booleans, or has intermediate values that may not fit in 32 bits;
-    `orders` are not permutations; the pattern has attributes that equality
-    ignores; n is less than 1.
+    `orders` are not permutations; the pattern has fields that cannot be hashed,
+    or attributes that equality ignores; n is less than 1.
     """
     checks.check_pattern(self, n)
 
@@ -91,16 +87,26 @@ class Pattern:
     raise NotImplementedError(f"{cls.__name__} defines no examples")
 
   def __or__(self, other: "Pattern") -> "Union":
-    return Union(self, other) if _is_pattern(other) else NotImplemented
+    return Union(self, other)
 
   def __and__(self, other: "Pattern") -> "Intersection":
-    return Intersection(self, other) if _is_pattern(other) else NotImplemented
+    return Intersection(self, other)
 
   def __sub__(self, other: "Pattern") -> "Difference":
-    return Difference(self, other) if _is_pattern(other) else NotImplemented
+    return Difference(self, other)
 
-  def __bool__(self) -> bool:
-    raise TypeError("combine patterns with | & -, not with and/or/not")
+  def _refuse(self, *others: object) -> NoReturn:
+    """Raises the TypeError of all other operators and operands."""
+    wrong = [x for x in others if not isinstance(x, Pattern)]
+    given = "".join(f", not with {checks.shorten(repr(x))}" for x in wrong)
+    raise TypeError(
+      f"{checks.shorten(self)}: combine patterns with | & - only, and with"
+      f" patterns{given}; parse(text) reads text, and Full() - p has all pairs"
+      " but those of p"
+    )
+
+  __ror__ = __rand__ = __rsub__ = __bool__ = __invert__ = __neg__ = _refuse
+  __add__ = __radd__ = __mul__ = __rmul__ = __xor__ = __rxor__ = _refuse
 
   def __str__(self) -> str:
     """The expression that `parse` reads back if the class is registered."""
@@ -128,10 +134,12 @@ class Pattern:
 
   def pairs(self, n: int) -> int:
     """The exact number of pairs among n positions, without n x n work."""
+    self.check(n)
     return sum(layout_lib.pairs_of_part(part, n) for part in self.parts())
 
   def layout(self, n: int, tile: int) -> layout_lib.Layout:
     """The tiles that hold pairs, in this pattern's own orders."""
+    self.check(n)
     return layout_lib.lay_out(self, n, tile)
 
 
@@ -161,6 +169,10 @@ class Combination(Pattern):
   right: Pattern
 
   operator: ClassVar[str]
+
+  def __post_init__(self) -> None:
+    if not isinstance(self.right, Pattern):
+      self.left._refuse(self.right)
 
   def contents(self) -> tuple[Any, ...]:
     return (*dict.fromkeys(self.left.contents() + self.right.contents()),)

@@ -17,6 +17,12 @@ def check_pattern(pattern: PatternLike, n: int) -> None:
   """See `base.Pattern.check`."""
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
+  try:
+    hash(pattern)
+  except TypeError as error:
+    raise ValueError(
+      f"{shorten(pattern)}: fields must be hashable, as tuples are: {error}"
+    ) from None
   _check(pattern, operator.index(n))
 
 

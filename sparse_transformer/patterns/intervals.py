@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 # The operators that this module, NumPy and XLA share.
-OPERATORS = "+ - * // % < <= > >= == != & | ~"
+OPERATORS = "+ - * // % abs < <= > >= == != & | ~"
 LIMIT = 2**31  # integers of a smaller magnitude fit in 32 bits
 
 # A value per tile pair, or one for all of them.
@@ -226,6 +226,10 @@ class QueryPlusKey(_Integer):
     other = _constant(other)
     return QueryPlusKey(self.pairs, self.u * other, self.v * other)
 
+  def __abs__(self) -> Any:
+    exact = self._map(np.abs)
+    return abs(Interval(*self.bounds())) if exact is None else exact
+
   def __floordiv__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
     exact = self._map(lambda x: x // divisor)
@@ -258,6 +262,12 @@ class Interval(_Integer):
   def __add__(self, other: Any) -> "Interval":
     low, high = _bounds(other)
     return type(self)(self.low + low, self.high + high)
+
+  def __abs__(self) -> "Interval":
+    low = np.maximum(self.low, np.negative(self.high))
+    return type(self)(
+      np.maximum(low, 0), np.maximum(np.negative(self.low), self.high)
+    )
 
   def __mul__(self, other: Any) -> "Interval":
     corners = [a * b for a in self.bounds() for b in _bounds(other)]

@@ -257,8 +257,14 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
     case ast.Name(name) if name in classes:
       expected = signature(classes[name])
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
-    case ast.Name(name) if name in (*FACTORIZATIONS, *PUBLISHED):
-      raise _unknown(name, " in an expression")
+    case ast.Name(name) if name in FACTORIZATIONS | PUBLISHED:
+      sizes = dict(stride=128, window=128, width=32, length=2048)
+      factors = dict.fromkeys(map(str, factorize(name, **sizes)))
+      text = (" or " if name in PUBLISHED else " | ").join(factors)
+      raise ValueError(
+        f"pattern {name!r} is a name for a config's attention.pattern alone;"
+        f" for attend, or in an expression, write {text}"
+      )
   raise _unknown(_source(node, text))
 
 

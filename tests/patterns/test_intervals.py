@@ -99,6 +99,18 @@ def test_divisors_are_checked_before_the_division(divide, divisor):
       divide(number, k)
 
 
+def test_the_interval_of_an_absolute_value_is_exact():
+  low, high = (x.ravel() for x in np.indices((13, 13)) - 6)
+  low, high = low[low <= high], high[low <= high]
+  found = abs(intervals.Interval(low, high)).bounds()
+  values = [abs(np.arange(a, b + 1)) for a, b in zip(low, high, strict=True)]
+  np.testing.assert_array_equal(found[0], [x.min() for x in values])
+  np.testing.assert_array_equal(found[1], [x.max() for x in values])
+  for a, b in zip(low.tolist(), high.tolist(), strict=True):
+    one = abs(intervals.Int32(a, b)).bounds()
+    assert one == (min(map(abs, (a, b))) * (a * b > 0), max(abs(a), abs(b)))
+
+
 @pytest.mark.parametrize("size", [2, 4, 8])
 @pytest.mark.parametrize(
   "mask",
@@ -111,6 +123,10 @@ def test_divisors_are_checked_before_the_division(divide, divisor):
     # Bounds of products say nothing modulo 7, but these are of one side.
     lambda q, k: q * (q + 3) * q % 7 >= 4,
     lambda q, k: k * (k + 3) * k % 7 >= 4,
+    lambda q, k: abs(q - k) < 5,
+    lambda q, k: abs(k - q + 3) >= 6,
+    lambda q, k: abs(q % 8 - 4) <= 1,
+    lambda q, k: abs(abs(q - k) - 9) < 2,
   ],
 )
 def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):

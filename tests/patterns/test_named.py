@@ -199,6 +199,25 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
   assert "\n" not in str(error.value) and len(str(error.value)) < 600
 
 
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("dense", "'dense' is a name for a config's attention.pattern alone"),
+    ("dense", r"or in an expression, write Causal\(\)$"),
+    ("strided", r"write Local\(128\) \| Strided\(128\)$"),
+    ("Global(3) | strided", r"write Local\(128\) \| Strided\(128\)$"),
+    ("strided_target", r"write Local\(128\) \| Strided\(128, offset=1\)$"),
+    ("gemma3", r"write Local\(1024\) or Causal\(\)$"),
+    ("nanochat", r"write Local\(1025\) or Causal\(\)$"),
+  ],
+)
+def test_a_name_in_an_expression_says_what_it_stands_for(text, words):
+  with pytest.raises(ValueError, match=words) as error:
+    patterns.parse(text)
+  written = str(error.value).rpartition("write ")[2].split(" or ")
+  assert all(patterns.parse(text) for text in written)
+
+
 def test_bidirectional_patterns_see_both_ways():
   cases = {
     Local(4) | Strided(8): Local(4, causal=False) | Strided(8, causal=False),

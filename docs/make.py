@@ -254,7 +254,8 @@ def _of_api():
   """What `attention` exports, then what defines patterns."""
   exported = [x for x in vars(attention).values() if inspect.isfunction(x)]
   exported.sort(key=lambda x: x is not attention.attend)
-  named = patterns.parse, patterns.assign, patterns.register
+  of_patterns = "parse", "where", "explicit", "assign", "register"
+  named = [getattr(patterns, name) for name in of_patterns]
   parts = dict(attention=exported, names=named)
   return {x: [*itertools.chain(*map(_document, parts[x]))] for x in parts}
 

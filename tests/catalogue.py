@@ -9,6 +9,7 @@ import dataclasses
 import operator
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer import patterns
@@ -72,6 +73,14 @@ class Comb(Pattern):
     )
 
 
+TABLE = jnp.array([5, 5, 2, 5, 2, 2, 7, 5, 2])
+
+
+def similar(q, k):
+  """A function that bounds cannot evaluate, for `where`."""
+  return (TABLE[q % 9] == TABLE[k % 9]) & jnp.where(q < 40, k <= q, k == q)
+
+
 @contextlib.contextmanager
 def registered(cls):
   """Registers a class of patterns temporarily."""
@@ -91,6 +100,7 @@ CAUSAL = (
   (Local(9) - Local(2)) & Strided(3),
   Fifths(),
   Thirds(),
+  patterns.where(similar),
 )
 
 BIDIRECTIONAL = (

@@ -157,7 +157,14 @@ def test_page_names_only_tests_that_exist(page):
 
 @pytest.mark.docs
 @pytest.mark.parametrize(
-  "name", ["README", "docs/tour", "docs/attend", "docs/architecture"]
+  "name",
+  [
+    "README",
+    "docs/tour",
+    "docs/attend",
+    "docs/patterns",
+    "docs/architecture",
+  ],
 )
 def test_python_code_of_a_page_runs(name):
   code = r"(?ms)^```python\n(.*?)^```$"

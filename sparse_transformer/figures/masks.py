@@ -70,6 +70,8 @@ def panels(
   Above are the keys of one query, in the `shape` of the data, rows first; below
   is the pattern as a matrix of queries (rows) and keys, up to position 4,096.
   """
+  for pattern in patterns:
+    pattern.check(length)
   labels = "keys of one query,\nin the data", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):

@@ -49,6 +49,10 @@ from sparse_transformer.patterns.content import (
   Routing as Routing,
   TopBlocks as TopBlocks,
 )
+from sparse_transformer.patterns.given import (
+  explicit as explicit,
+  where as where,
+)
 from sparse_transformer.patterns.layout import Layout as Layout
 from sparse_transformer.patterns.named import (
   FACTORIZATIONS as FACTORIZATIONS,

@@ -90,7 +90,7 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
   if np.any(pattern.mask(some, np.arange(n))):
     return True
   covers = (layout_lib.cover(part, n, TILE) for part in pattern.parts())
-  return any(nodes.pairs.any() for nodes in itertools.chain(*covers))
+  return any(len(nodes.pairs) for nodes in itertools.chain(*covers))
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
@@ -115,7 +115,8 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
   late = pattern.support() - Causal()
   # The key is the last position of the shortest sequence that has a pair.
   lengths = range(1, n + 1)
-  k = bisect.bisect_left(lengths, True, key=functools.partial(has_pairs, late))
+  is_found = lambda k: has_pairs(late.beginning(k), k)
+  k = bisect.bisect_left(lengths, True, key=is_found)
   return int(np.argmax(late.mask(np.arange(k), np.asarray(k)))), k
 
 
@@ -152,8 +153,8 @@ def most_keys(pattern: Pattern, n: int) -> int:
 def count_tiles(part: Pattern, n: int, tile: int) -> int:
   """The number of tiles in the layout of a part, without laying it out."""
   total = 0
-  for size, rows, cols, pairs in layout_lib.cover(part, n, tile):
-    places = (n - np.stack([rows, cols])[:, pairs > 0] * size).clip(max=size)
+  for size, rows, cols, _ in layout_lib.cover(part, n, tile):
+    places = (n - np.stack([rows, cols]) * size).clip(max=size)
     total += int((-(-places // tile)).prod(0).sum())
   return total
 
@@ -239,6 +240,7 @@ def _sampled_inputs(n):
 def _follow(layers, n, inputs, causal):
   """(layers after which positions see all, None), or (None, a pair without)."""
   # Bit j of a position says whether it sees input j.
+  layers = [[pattern.beginning(n) for pattern in heads] for heads in layers]
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
   bits = np.arange(len(inputs))
   seen[inputs, bits // 64] = np.uint64(1) << (bits % 64).astype(np.uint64)

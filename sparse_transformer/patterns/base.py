@@ -47,6 +47,10 @@ class Pattern:
     """Disjoint patterns whose union is this one, each with its own orders."""
     return (self,)
 
+  def beginning(self, n: int) -> "Pattern":
+    """The pairs of the first n positions, if it has a length of its own."""
+    return self
+
   def contents(self) -> tuple[Any, ...]:
     """The `content.Content` that this pattern is made of; none if static."""
     return ()
@@ -173,6 +177,9 @@ class Combination(Pattern):
   def __post_init__(self) -> None:
     if not isinstance(self.right, Pattern):
       self.left._refuse(self.right)
+
+  def beginning(self, n: int) -> Pattern:
+    return type(self)(self.left.beginning(n), self.right.beginning(n))
 
   def contents(self) -> tuple[Any, ...]:
     return (*dict.fromkeys(self.left.contents() + self.right.contents()),)

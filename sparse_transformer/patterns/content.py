@@ -34,7 +34,7 @@ PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 Array = Any  # of JAX
 
 
-class _Lazy:
+class Lazy:
   """A library that is loaded where it is first used."""
 
   def __init__(self, name):
@@ -44,7 +44,7 @@ class _Lazy:
     return getattr(importlib.import_module(self._name), attribute)
 
 
-jax, jnp = _Lazy("jax"), _Lazy("jax.numpy")
+jax, jnp = Lazy("jax"), Lazy("jax.numpy")
 
 
 class Known(NamedTuple):

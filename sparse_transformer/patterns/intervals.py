@@ -117,7 +117,7 @@ def as_truth(x: Any) -> Truth:
   return Truth(np.bool_(x), np.bool_(x))
 
 
-class _Integer:
+class Integer:
   """The operators that all kinds of unknown integers share."""
 
   __array_ufunc__ = None  # NumPy's functions raise a TypeError
@@ -175,7 +175,7 @@ class _Integer:
   __hash__ = None  # type: ignore[assignment]
 
 
-class QueryPlusKey(_Integer):
+class QueryPlusKey(Integer):
   """u(query) + v(key), known at every position; else use an `Interval`."""
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):
@@ -221,7 +221,7 @@ class QueryPlusKey(_Integer):
       for ours, theirs in ((self.u, other.u), (self.v, other.v)):
         if np.ndim(ours) == np.ndim(theirs) == 0:
           return self._map(lambda x: x * (other.u + other.v))
-    if isinstance(other, _Integer):
+    if isinstance(other, Integer):
       return Interval(*self.bounds()) * other
     other = _constant(other)
     return QueryPlusKey(self.pairs, self.u * other, self.v * other)
@@ -246,7 +246,7 @@ class QueryPlusKey(_Integer):
     return Interval(*residues.bounds()) % divisor
 
 
-class Interval(_Integer):
+class Interval(Integer):
   """An integer between `low` and `high`, both included, for each tile pair."""
 
   def __init__(self, low: Array, high: Array):
@@ -297,7 +297,7 @@ class Int32(Interval):
 
 
 def _bounds(x: Any) -> tuple[Array, Array]:
-  return x.bounds() if isinstance(x, _Integer) else (_constant(x),) * 2
+  return x.bounds() if isinstance(x, Integer) else (_constant(x),) * 2
 
 
 def _constant(x):

@@ -73,7 +73,7 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   Yields:
     The full nodes of each size, largest first; they are cut at the end of the
     sequence. Then the nodes of size `tile` that bounds can't decide, counted
-    pair by pair: some of them may hold no pair.
+    pair by pair.
   """
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
@@ -101,7 +101,8 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   counts = np.zeros(len(rows), np.int64)
   for here, pairs in pairs_of_tiles(part, orders(part, n), tile, rows, cols):
     counts[here] = pairs.sum((1, 2))
-  yield Nodes(tile, rows, cols, counts)
+  some = counts > 0
+  yield Nodes(tile, rows[some], cols[some], counts[some])
 
 
 def pairs_of_tiles(

@@ -252,6 +252,12 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
       return _OPERATORS[type(op)](*sides)
     case ast.Call(ast.Name(name)) if name in classes:
       return _call(classes[name], node, text)
+    case ast.Call(ast.Name("where" | "explicit" as name)):
+      raise ValueError(
+        f"pattern {name}(...) cannot be read from text: pass it to attend as"
+        " an object; for a config, register a class, as docs/architecture.md"
+        " shows"
+      )
     case ast.BinOp():
       raise _unknown(_source(node, text), ", whose operator is none of | & -")
     case ast.Name(name) if name in classes:

@@ -234,3 +234,19 @@ def test_conditions_on_one_side_or_none_hold_for_all_of_the_other(
 ):
   check_pattern(pattern, 21, 4)
   assert pattern.pairs(5) == pairs
+
+
+RANDOM = np.random.default_rng(0).random((90, 90)) < 0.1
+
+
+@pytest.mark.parametrize("n, tile", [(90, 16), (90, 1), (1, 4), (33, 8)])
+def test_given_patterns_obey_all_laws(n, tile):
+  for matrix in (RANDOM, np.tril(RANDOM), RANDOM | True, RANDOM & False):
+    pattern = patterns.explicit(matrix[:n, :n])
+    check_pattern(pattern, n, tile)
+    check_pattern(Strided(5) | pattern, n, tile)
+    check_pattern(Local(9, causal=False) - pattern, n, tile)
+  pattern = patterns.where(catalogue.similar)
+  check_pattern(pattern, n, tile)
+  check_pattern(patterns.where(lambda q, k: abs(q - k) % 7 < 3), n, tile)
+  check_32_bits(pattern)

@@ -1,0 +1,149 @@
+"""Patterns that a function of positions or a matrix gives."""
+
+import dataclasses
+import functools
+import hashlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from sparse_transformer.patterns import intervals
+from sparse_transformer.patterns.base import Booleans, Integers, Pattern
+from sparse_transformer.patterns.checks import shorten
+from sparse_transformer.patterns.content import Lazy, jax, jnp
+
+checkify = Lazy("jax.experimental.checkify")
+
+Function = Callable[[Integers, Integers], Booleans]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where(Pattern):
+  function: Function
+  name: str
+  n: int = 0  # the only number of positions; 0 for any
+
+  @functools.cached_property
+  def is_plain(self) -> bool:
+    """Whether the function uses only what any mask may."""
+    zero = intervals.Int32(0, 0)
+    try:
+      intervals.as_truth(self.function(zero, zero))
+    except Exception:
+      return False
+    return True
+
+  @functools.cached_property
+  def of_arrays(self) -> Function:
+    """The function of arrays, in JAX on the host too: they round alike."""
+    return jax.jit(jnp.vectorize(self.function))
+
+  def mask(self, q: Integers, k: Integers) -> Booleans:
+    if self.is_plain:
+      return self.function(q, k)
+    if isinstance(q, intervals.Int32):  # called by `check`
+      self._check_lookups(q.high + 1)
+    if isinstance(q, intervals.Integer):
+      return intervals.Truth(np.True_, np.False_)
+    with jax.numpy_rank_promotion("allow"):
+      if isinstance(q, jax.Array) or isinstance(k, jax.Array):
+        return self.of_arrays(q, k)
+      with jax.ensure_compile_time_eval():  # also while a program is traced
+        return np.asarray(self.of_arrays(np.int32(q), np.int32(k)))
+
+  def _check_lookups(self, n):
+    if self.n not in (0, n):
+      raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
+    checked = checkify.checkify(self.of_arrays, errors=checkify.index_checks)
+    with jax.ensure_compile_time_eval():
+      error, _ = jax.jit(checked)(*np.ix_([0, n - 1], [0, n - 1]))
+    if found := error.get():  # JAX would take the last entry instead
+      raise ValueError(f"{self} with {n} positions: {found}")
+
+  def beginning(self, n: int) -> Pattern:
+    return dataclasses.replace(self, n=self.n and n)
+
+  def __str__(self) -> str:
+    return self.name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Lookup:
+  """The function of a matrix."""
+
+  digest: str
+  bits: np.ndarray = dataclasses.field(compare=False)
+
+  def __call__(self, q: Integers, k: Integers) -> Booleans:
+    return jnp.asarray(self.bits)[q, k // 8] >> k % 8 & 1 == 1
+
+
+def where(function: Function) -> Pattern:
+  """The pairs (query, key) for which a function of their positions holds.
+
+  It is for `attend`; a config's pattern needs a class, see `register`.
+
+  Args:
+    function: (q, k) -> bool, like a `mask_mod` of FlexAttention without batch
+      and head. It is called with positions, int32, and may look up in JAX
+      arrays that are known before tracing. Patterns are equal if their
+      functions are the same object, so a function that is defined again, also
+      by `lambda`, is compiled again. What it returns must never change.
+
+  Returns:
+    The pattern. If the function uses + - * // % abs & | ~ and comparisons only,
+    whole tiles are decided at once; otherwise all pairs are evaluated, tile by
+    tile, which is n x n work.
+
+  Raises:
+    ValueError: the function does not return a boolean, or fails.
+
+  >>> import jax.numpy as jnp
+  >>> document = jnp.array([0, 0, 0, 1, 1, 1])
+  >>> print(where(lambda q, k: document[q] == document[k]).pairs(6))
+  18
+  """
+  name = shorten(getattr(function, "__name__", function))
+  pattern = _Where(function, f"where({name})")
+  try:
+    found = pattern.mask(*np.zeros((2, 1), int))
+    if not pattern.is_plain and (found.shape, found.dtype) != ((1,), bool):
+      raise TypeError(f"it returns {found.dtype} {[*found.shape[1:]]}")
+  except Exception as error:
+    line = f"{error}\n".splitlines()[0]
+    raise ValueError(
+      f"{pattern} must return a boolean for positions q and k, which are"
+      " integers of JAX: use & | ~ for and, or, not; look up in"
+      f" jnp.asarray(table), which is known before tracing: {shorten(line)}"
+    ) from error
+  return pattern
+
+
+def explicit(matrix: np.ndarray) -> Pattern:
+  """The pairs (query, key) that a matrix lists.
+
+  It is for `attend`, with n positions; a config's pattern needs a class, see
+  `register`.
+
+  Args:
+    matrix: bool [n, n], one row per query, known before tracing. Patterns are
+      equal if their matrices are. Compiled programs hold n x n bits.
+
+  Raises:
+    ValueError: the matrix is not one of booleans.
+
+  >>> print(explicit(np.tri(4, dtype=bool)).pairs(4))
+  10
+  """
+  is_known = not isinstance(matrix, jax.core.Tracer)
+  pairs = np.asarray(matrix if is_known else None)
+  n = math.isqrt(pairs.size)
+  if pairs.dtype != bool or pairs.shape != (n, n):
+    raise ValueError(
+      "explicit needs booleans [n, n] that are known before tracing, got"
+      f" {type(matrix).__name__} of {pairs.dtype} {[*np.shape(matrix)]}"
+    )
+  bits = np.packbits(pairs, axis=1, bitorder="little")
+  digest = hashlib.sha256(bits).hexdigest()
+  return _Where(_Lookup(digest, bits), f"explicit({digest[:8]!r})", n)

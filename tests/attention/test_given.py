@@ -1,0 +1,150 @@
+"""Attention over pairs that a function or a matrix gives."""
+
+import functools
+
+import catalogue
+import executor_laws as laws
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.attention import (
+  as_attention_fn,
+  attend,
+  attend_next,
+  dispatch,
+  init_cache,
+  registry,
+)
+from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.patterns import (
+  LSH,
+  AdaptiveSpan,
+  Causal,
+  Local,
+  Strided,
+  explicit,
+  where,
+)
+
+N = 53
+RANDOM = np.random.default_rng(0).random((N, N)) < 0.2
+SPARSE, PAST = explicit(RANDOM), explicit(np.tril(RANDOM))
+DISTANCE = where(lambda q, k: abs(q - k) % 7 < 3)
+HEADS = (
+  *(SPARSE, where(catalogue.similar), DISTANCE),
+  *(PAST | Strided(5), Local(9) - SPARSE, DISTANCE & PAST),
+)
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+  triton = Triton(interpret=True)
+  monkeypatch.setitem(registry.EXECUTORS, "interpreted", triton)
+
+
+@pytest.mark.parametrize(
+  "backend, options",
+  [
+    ("dense", laws.OPTIONS[1]),
+    ("streamed", laws.OPTIONS[3]),
+    pytest.param("batched", laws.PLAIN, marks=pytest.mark.soak),
+    ("interpreted", laws.PLAIN),
+  ],
+)
+@pytest.mark.usefixtures("interpreted")
+def test_every_executor_agrees_with_the_definition(backend, options):
+  tile = 32 if backend == "interpreted" else 16
+  sizes = dict(k=16, e=16) if backend == "interpreted" else {}
+  inputs = laws.random_inputs(N, len(HEADS), group=options.group, **sizes)
+  found = laws.run(*inputs, HEADS, backend, tile, options=options)
+  laws.assert_close(found, laws.reference(*inputs, HEADS, options))
+
+
+def test_equal_matrices_share_a_compiled_program():
+  q, k, v, *_ = laws.random_inputs(N, 2)
+  compiled = dispatch._on_devices_compiled
+  attend(q, k, v, SPARSE)
+  before = compiled._cache_size()
+  attend(q, k, v, explicit(RANDOM.copy()))
+  assert compiled._cache_size() == before
+  attend(q, k, v, explicit(~RANDOM))
+  assert compiled._cache_size() == before + 1
+
+
+@pytest.mark.parametrize("content", [LSH(8, 4), AdaptiveSpan(16, 8)])
+def test_they_combine_with_content_and_spans(content):
+  heads = content & where(catalogue.similar), content | PAST
+  q, k, v, *_ = laws.random_inputs(N, len(heads))
+  given = dict(patterns=heads, directions=laws.directions_of(heads))
+  found, expected = (
+    jax.jit(functools.partial(attend, **given, backend=backend))(q, k, v)
+    for backend in ("auto", "dense")
+  )
+  np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_steps_and_slices_are_rows_of_the_whole():
+  heads = PAST, where(catalogue.similar), PAST | Strided(5), Local(9) - SPARSE
+  q, k, v, *_ = laws.random_inputs(N, len(heads))
+  expected = attend(q, k, v, heads)
+  shape = dict(length=N, batch=2, num_heads=4, qk_width=8, value_width=12)
+  cache = init_cache(heads, dtype=q.dtype, **shape)
+
+  def step(cache, t):
+    out, cache = attend_next(cache, q[:, t], k[:, t], v[:, t], t)
+    return cache, out
+
+  _, outs = jax.lax.scan(step, cache, jnp.arange(N))
+  np.testing.assert_allclose(outs.swapaxes(0, 1), expected, atol=2e-5)
+  of_slice = jax.jit(lambda i: attend(q[:, 20:30], k, v, heads, first=i))
+  np.testing.assert_allclose(of_slice(20), expected[:, 20:30], atol=2e-5)
+
+
+def test_patterns_that_see_later_keys_attend_but_are_not_decoded():
+  q, k, v, *_ = laws.random_inputs(N, 2)
+  causal = attend(q, k, v, SPARSE & Causal())
+  np.testing.assert_allclose(attend(q, k, v, PAST), causal, atol=1e-6)
+  assert np.abs(attend(q, k, v, SPARSE) - causal).max() > 0.1
+  shape = dict(length=N, batch=2, num_heads=2, qk_width=8, dtype=q.dtype)
+  for pattern in (SPARSE, where(lambda q, k: k >= q)):
+    with pytest.raises(ValueError, match="lets queries see later keys"):
+      init_cache(pattern, **shape)
+
+
+def test_another_number_of_positions_is_refused():
+  q, k, v, *_ = laws.random_inputs(N - 1, 2)
+  shape = dict(length=N - 1, batch=2, num_heads=2, qk_width=8, dtype=q.dtype)
+  for use in (
+    lambda: attend(q, k, v, SPARSE),
+    lambda: attend(q, k, v, (Causal(), Local(3) | PAST)),
+    lambda: jax.jit(lambda x: attend(x, k, v, PAST))(q),
+    lambda: init_cache(PAST, **shape),
+    lambda: as_attention_fn(SPARSE)(q, k, v),
+  ):
+    with pytest.raises(ValueError, match="53 positions, but 52"):
+      use()
+
+
+def test_functions_are_evaluated_wherever_attention_is_traced():
+  # A table that is made within the program is no constant of it; one that the
+  # function makes is.
+  words = np.arange(N) // 9
+  pattern = where(lambda q, k: jnp.asarray(words)[q] == jnp.asarray(words)[k])
+  q, k, v, *_ = laws.random_inputs(N, 2)
+  expected = attend(q, k, v, explicit(words[:, None] == words))
+  single = lambda *x: attend(*x, pattern)
+  for run in (
+    single,
+    jax.jit(single),
+    jax.vmap(single),
+    jax.checkpoint(single),
+  ):
+    np.testing.assert_allclose(run(q, k, v), expected, atol=1e-6)
+
+  def of_argument(table):
+    return attend(q, k, v, where(lambda q, k: table[q] == table[k]))
+
+  with pytest.raises(ValueError, match="known before tracing"):
+    jax.jit(of_argument)(words)

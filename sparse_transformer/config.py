@@ -111,27 +111,32 @@ def write_config(
   workdir: str | os.PathLike,
   config: Config,
   step: int = 0,
-  free: Collection[str] = FREE,
+  changes: Changes | None = None,
 ) -> None:
-  """Writes the config of a run to its workdir, after `check_config`.
+  """Writes the config of a run to its workdir.
 
-  Changes to the previous config are appended to config_changes.jsonl, with the
-  step from which they apply, and printed on standard error. Changes recorded at
-  a later step, whose checkpoint is lost, apply from this step on.
+  `changes` since the checkpoint of a step, from which the run goes on, become
+  the last line of config_changes.jsonl, and are printed on standard error if
+  they are new. They replace what was recorded at that step or a later one.
   """
-  changes = check_config(workdir, config, free)
   path = pathlib.Path(workdir) / "config.json"
   path.parent.mkdir(parents=True, exist_ok=True)
-  before = read_changes(workdir)
-  lines = [(min(at, step), earlier) for at, earlier in before]
+  before, changes = read_changes(workdir), changes or {}
+  lines = [line for line in before if line[0] < step]
   lines += [(step, changes)] if changes else []
-  if lines != before:
-    dump = lambda step, changes: json.dumps(dict(step=step, changes=changes))
-    text = "".join(dump(*line) + "\n" for line in lines)
+  text = _as_lines(lines)
+  if text != _as_lines(before):
     atomic.write_text(path.parent / CHANGES, text)
     for name, (old, new) in changes.items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
   atomic.write_json(path, config.to_dict(), indent=2)
+
+
+def _as_lines(changes: list[tuple[int, Changes]]) -> str:
+  return "".join(
+    json.dumps(dict(step=step, changes=of_step)) + "\n"
+    for step, of_step in changes
+  )
 
 
 def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:

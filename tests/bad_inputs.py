@@ -99,6 +99,11 @@ def _link(target):
   return lambda path: path.symlink_to(target)
 
 
+def _flip(path):
+  """Makes warmup_steps another name, by a single bit."""
+  path.write_bytes(path.read_bytes().replace(b"warmup_st", b"warmup_su"))
+
+
 def _released(name="", value=lambda x: None, cut=0, **sizes):
   """A released file that fits `runs.tiny`, but for an array or its sizes."""
 
@@ -208,6 +213,7 @@ RUNS: dict[str, tuple[str, Content]] = dict(
   config_seed=("config.json", {"data.name": "stdlib", "data.length": 64}),
   step_renamed=("", lambda run: (run / LAST).rename(run / "checkpoints/3")),
   evaluation_words=("evaluations/a.json", '{"step": "two"}'),
+  about_flipped=("", lambda run: _flip(run / LAST / "about/metadata")),
 )
 PATHS = dict(
   comparison="comparison-of.json",

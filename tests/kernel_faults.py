@@ -48,12 +48,19 @@ def fail(words="illegal address"):
   raise RuntimeError(words)
 
 
+def hang():
+  """Winds the clock of the check forward, if there is one, and hangs."""
+  if signal.alarm(0):
+    signal.alarm(1)
+  time.sleep(1200)
+
+
 LSE = {
   "lse": lambda x: x + 1e-3,
   "lowering": unlowered,
   "run_time": functools.partial(calling, fail),
   "memory": functools.partial(calling, lambda: fail("Out of memory: 9 G")),
-  "hang": functools.partial(calling, lambda: time.sleep(600)),
+  "hang": functools.partial(calling, hang),
   "crash": functools.partial(calling, lambda: signal.raise_signal(11)),
 }
 
@@ -85,7 +92,6 @@ def register(*names):
 
 def main():
   register(*sys.argv[1].split(","))
-  kernel_check.MAX_SECONDS = 10
   # A driver that no verdict is known of.
   kernel_check.DRIVER = pathlib.Path(os.environ["DRIVER"])
   sys.argv[:2] = ["", "0", "0"]

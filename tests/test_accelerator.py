@@ -32,7 +32,7 @@ def entries(settings):
     "good": lambda: {"found": 1},
     "raises": fail,
     "dies": lambda: os._exit(7),
-    "hangs": lambda: time.sleep(600),
+    "hangs": lambda: time.sleep(1200),
     "last": lambda: {"found": 2},
   }
 """
@@ -66,11 +66,11 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
     "child.PARTS['faulty'] = child.Part('faulty_for_a_test', 1)\n"
     "child.main()\n"
   )
-  monkeypatch.setitem(PARTS, "faulty", Part("faulty_for_a_test", 1, 30))
+  monkeypatch.setitem(PARTS, "faulty", Part("faulty_for_a_test", 1, 120))
   monkeypatch.setattr(accelerator, "CHILD", (sys.executable, "-P", str(start)))
   monkeypatch.setenv("PYTHONPATH", str(runs.REPO))
   try:
-    *_, (_, found) = accelerator.run_part("faulty", Settings(seconds=300))
+    *_, (_, found) = accelerator.run_part("faulty", Settings(seconds=3600))
   finally:
     path.unlink()
   reasons = {name: entry.get("failed", "") for name, entry in found.items()}
@@ -103,7 +103,7 @@ LATE = {"skipped": "its part had no time left"}
 @pytest.mark.parametrize(
   "end, minutes, b, c",
   [
-    ("time.sleep(600)", 0.05, LATE, LATE),
+    ("time.sleep(1200)", 0.5, LATE, LATE),
     (
       "os.kill(os.getpid(), 11)",
       1,

@@ -27,7 +27,7 @@ from sparse_transformer.comparison import (
   record,
   trials,
 )
-from sparse_transformer.training import loop
+from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
 
 SCRIPT = "sparse_transformer/compare.py"
@@ -254,14 +254,31 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
     jobs.share_machine(2, {"steps"})
 
 
+# One fails when the other has started, which ends after that was noticed.
+FAIL = """
+while not os.path.exists({0!r}):
+  time.sleep(0.01)
+os.symlink(str(os.getpid()), {0!r} + ".failing")
+sys.exit('why')
+"""
+OUTLAST = """
+open({0!r}, 'w').close()
+while not os.path.islink({0!r} + ".failing"):
+  time.sleep(0.01)
+pid = int(os.readlink({0!r} + ".failing"))
+while os.path.exists(f"/proc/{{pid}}"):
+  time.sleep(0.01)
+"""
+
+
 def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   core = str(min(os.sched_getaffinity(0)))
   among = [jobs.Share([core], {"NPROC": str(i)}) for i in (7, 8)]
   show = "print(*os.sched_getaffinity(0), os.environ['NPROC'])"
   tasks = [
     job(tmp_path, "excused", "sys.exit(1)", is_failure=lambda: False),
-    job(tmp_path, "fails", "time.sleep(0.3); sys.exit('why')"),
-    job(tmp_path, "runs", f"time.sleep(1); {show}"),
+    job(tmp_path, "fails", FAIL.format(str(tmp_path / "pid"))),
+    job(tmp_path, "runs", OUTLAST.format(str(tmp_path / "pid")) + show),
     job(tmp_path, "later", show),
   ]
   words = "run in .*fails failed: .*status 1, see .*output.txt: why.*kept"
@@ -442,8 +459,8 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
     time.sleep(0.01)
   first.kill()
   first.wait()
-  time.sleep(0.5)
-  assert not below(root)
+  while below(root):  # they end with it
+    time.sleep(0.01)
   assert not (root / "comparison.json").exists()
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 0
@@ -476,5 +493,11 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     "--tune=optimizer.learning_rate=1e-9,0.01",
   )
   assert {*timed["tuning"]["best"].values()} == {"0.01"}
+  # The last step is the one in which the time is over.
   for run in timed["runs"]:
-    assert run["steps"] > 1 and 2 <= run["processor_seconds"] < 3
+    choice = plan_lib.folder_name(run["choice"])
+    folder = tmp_path / "timed" / "c" / choice / f"seed{run['seed']}"
+    lines = [x for x in metrics.read(folder) if x["split"] == "train"]
+    *earlier, last = (x["processor_seconds"] for x in lines)
+    assert len(lines) == run["steps"]
+    assert max(earlier, default=0) <= 2 <= last

@@ -145,7 +145,7 @@ def test_fields_may_change_by_what_they_affect(tmp_path):
     can = "--allow_changes, " if of in config_lib.CHANGEABLE else ""
     hint = f"another config: {name} .*; use {can}another --workdir"
     with pytest.raises(ValueError, match=hint):
-      config_lib.write_config(tmp_path, changed)
+      config_lib.check_config(tmp_path, changed)
   found = config_lib.read_config(tmp_path)
   assert found.to_dict() == runs.tiny().to_dict()
 

@@ -201,13 +201,14 @@ def open_run(
   """The experiment that made a step of a run, under overrides; its checkpoints.
 
   Another pattern holds in place of `attention.schedule`. A run may have changed
-  since. Raises what `Checkpoints.find` and `config` do.
+  since. Raises what `find`, `verify` and `config` of `Checkpoints` do.
   """
   checkpoints, values = Checkpoints(workdir), dict(overrides or {})
   if "attention.pattern" in values:
     values.setdefault("attention.schedule", "")
-  config = checkpoints.config(checkpoints.find(step))
-  return Experiment(config.replace(**values)), checkpoints
+  step = checkpoints.find(step)
+  checkpoints.verify(step)
+  return Experiment(checkpoints.config(step).replace(**values)), checkpoints
 
 
 def restore(

@@ -95,32 +95,32 @@ def train(
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir, options = pathlib.Path(workdir), Options(**settings)
   with processes.Stops() as stops:
-    # Errors leave no workdir.
     checked = lambda: kernel_check.avoid_wrong(Experiment(config))
     experiment = processes.together(checked)
-    config = experiment.config
     processes.together(lambda: check(experiment))
-    # Other changes are recorded beside config.json: without it, there are none.
-    changing = options.allow_changes and (workdir / "config.json").exists()
-    free = config_lib.CHANGEABLE if changing else config_lib.FREE
-    changes = processes.decide(
-      lambda: config_lib.check_config(workdir, config, free)
-    )
-    saved = processes.decide(lambda: store.Checkpoints(workdir).steps())
-    if config.train.init_from and not saved:
-      warm_start.first_state(experiment)  # raises before anything is compiled
-    _compile(experiment, workdir, options.limit, max(saved, default=0))
     with (
       workdir_lib.hold(workdir),
-      _checkpoints(experiment, workdir, free) as checkpoints,
+      _checkpoints(experiment, workdir) as checkpoints,
     ):
-      state, start = checkpoints.restore_last(experiment.like), None
-      last = -1 if state is None else int(state.step)
-      if state is None:
+      # What can be refused is refused before anything is compiled.
+      saved = processes.decide(checkpoints.last_intact)
+      changes = processes.decide(
+        lambda: _changes(
+          experiment.config, workdir, checkpoints, saved, options
+        )
+      )
+      if saved is not None:
+        checkpoints.check_network(saved, experiment.like)
+      elif experiment.config.train.init_from:
+        warm_start.first_state(experiment)
+      step, last = saved or 0, -1 if saved is None else saved
+      _compile(experiment, workdir, options.limit, step)
+      start = None
+      if saved is not None:
+        state = checkpoints.restore(experiment.like, saved)
+      else:
         state, start = warm_start.first_state(experiment)
-      step = int(state.step)
-      processes.together(lambda: _check_step(config, workdir, step, changes))
-      write = lambda: _write(experiment, workdir, step, free, options)
+      write = lambda: _write(experiment, workdir, step, changes, options)
       silent = not processes.is_first()
       with metrics.Writer(workdir, last, silent, options.on_metrics) as writer:
         processes.decide(write)
@@ -248,7 +248,7 @@ def _compile(experiment, workdir, limit, step):
   processes.decide(lambda: print(f"compiled in {took:.1f} s", flush=True))
 
 
-def _checkpoints(experiment, workdir, free):
+def _checkpoints(experiment, workdir):
   """The checkpoints of a run; raises if processes train different ones."""
   config, source = experiment.config, experiment.source
   about = processes.together(lambda: store.about(config, source))
@@ -258,18 +258,28 @@ def _checkpoints(experiment, workdir, free):
   avoided = {f"whether kernels ({x}) passed": False for x in registry.AVOIDED}
   processes.check_same(fields | data | about["versions"] | avoided)
   keep = config.checkpoint.keep
-  return store.Checkpoints(workdir, keep=keep, about=about, free=free)
+  return store.Checkpoints(workdir, keep=keep, about=about)
 
 
-def _check_step(config, workdir, step, changes):
+def _changes(config, workdir, checkpoints, saved, options):
+  """The settings that a run changes at its last checkpoint, if it has one."""
+  config_lib.read_changes(workdir)
+  if (workdir / "metrics.jsonl").exists():
+    metrics.read(workdir)
+  free = config_lib.CHANGEABLE if options.allow_changes else config_lib.FREE
+  written, changes = config_lib.check_config(workdir, config, free), {}
+  if saved is not None:  # config.json may be edited, or of a lost checkpoint
+    data = checkpoints.about["data"]
+    changes = checkpoints.check(saved, config, data, free)
+  step = saved or 0
   if config.train.steps < step:
     raise ValueError(
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
-  free = config_lib.FREE
-  if not (names := [x for x in changes if config_lib.affects(x) not in free]):
-    return
+  is_free = lambda name: config_lib.affects(name) in config_lib.FREE
+  if not (names := [x for x in written | changes if not is_free(x)]):
+    return changes
   if config.train.steps == step:
     raise ValueError(
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
@@ -279,13 +289,14 @@ def _check_step(config, workdir, step, changes):
     found = re.search("-step([0-9]+)-", path.name)
     if found and int(found[1]) > step:
       raise ValueError(f"{path} is of a step that would change; move it away")
+  return changes
 
 
-def _write(experiment, workdir, step, free, options):
+def _write(experiment, workdir, step, changes, options):
   model = experiment.model
   if step:
     print(f"resumes from step {step}", flush=True)
-  config_lib.write_config(workdir, experiment.config, step, free)
+  config_lib.write_config(workdir, experiment.config, step, changes)
   if options.config_file:  # what it registers is not in config.json
     source = pathlib.Path(options.config_file).read_bytes()
     atomic.write_bytes(workdir / "config.py", source)

@@ -31,9 +31,9 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     ValueError: it has no such step, its checkpoint is damaged, or parameters do
       not fit, or have another meaning, and `train.init_partial` is False.
   """
-  state, text = experiment.first_state(), experiment.config.train.init_from
+  text = experiment.config.train.init_from
   if not text:
-    return state, None
+    return experiment.first_state(), None
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
@@ -58,6 +58,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     here = getattr(experiment.source, name)
     if value and here and value not in (here, [*here]):
       changed.append(f"{name} of data={here} here, but {value} there")
+  state = experiment.first_state()
   params, misfits = _fit(state.params, found, changed, experiment.config.train)
   if experiment.config.data.name != released.SOURCE or any(misfits.values()):
     about.pop("bits", None)  # of other images, or of another network

@@ -40,11 +40,22 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
   The first process locks it for all; the lock ends with it, however it ends.
+  An error leaves no new workdir if it comes before a config.json.
   Raises ValueError if another run holds it, with its process and host.
   """
-  with contextlib.ExitStack() as stack:
-    processes.decide(lambda: _lock(pathlib.Path(workdir) / "lock", stack))
-    yield
+  path = pathlib.Path(workdir)
+  made = [path / "lock", path / "checkpoints", path, *path.parents]
+  made = [x for x in made if not x.exists()]
+  try:
+    with contextlib.ExitStack() as stack:
+      processes.decide(lambda: _lock(path / "lock", stack))
+      yield
+  except BaseException:
+    if processes.is_first() and not (path / "config.json").exists():
+      with contextlib.suppress(OSError):  # somebody else's are not empty
+        for x in made:
+          x.unlink() if x.name == "lock" else x.rmdir()
+    raise
 
 
 def _lock(path, stack):

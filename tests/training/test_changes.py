@@ -208,9 +208,26 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   free = {"attention.backend": "dense", "mesh.data": 1}
   config = runs.tiny(**{"eval.every": 1} | PATTERN | free)
   loop.train(config, workdir)
-  config_lib.write_config(workdir, Experiment(config).config, step=1)
-  steps = {step for step, _ in config_lib.read_changes(workdir)}
-  assert steps == {1}  # where a run resumes without its later checkpoints
+  assert [4] == [x for x, _ in config_lib.read_changes(workdir)][1:]
+  # Where a run resumes without its later checkpoints, all changes are one.
+  shutil.rmtree(workdir / "checkpoints" / "4")
+  loop.train(config, workdir, allow_changes=True)
+  ((step, changed),) = config_lib.read_changes(workdir)
+  assert step == 2
+  assert {*changed} == {*PATTERN, *free, "eval.every"}
+
+
+def test_config_that_was_edited_is_compared_with_the_checkpoint(
+  trained, tmp_path, capsys
+):
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  path = workdir / "config.json"
+  path.write_text(path.read_text().replace('"strided"', '"dense"'))
+  config = runs.tiny(**{"eval.every": 2, "train.steps": 6} | PATTERN)
+  loop.train(config, workdir, allow_changes=True)
+  assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
+  changes = {"attention.pattern": ("strided", "dense"), "train.steps": (4, 6)}
+  assert config_lib.read_changes(workdir) == [(4, changes)]
 
 
 def test_other_changes_need_another_run(trained):

@@ -15,7 +15,7 @@ from sparse_transformer.training import kernel_check
 from sparse_transformer.training.experiment import Experiment
 
 ENDS = {
-  "hang": "it took more than 10 seconds",
+  "hang": f"it took more than {kernel_check.MAX_SECONDS} seconds",
   "crash": f"its process ended with status -{int(signal.SIGSEGV)}",
 }
 FAULTS = {

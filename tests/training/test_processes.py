@@ -37,7 +37,7 @@ def start(number, workdir, port, kill=(0, 0), changes=TINY):
       *(runs.DIGITS, f"--workdir={workdir}", *runs.flags_of(**changes)),
       *(f"--coordinator=localhost:{port}", "--num_processes=2"),
       *(f"--process_id={number}", "--heartbeat_seconds=20"),
-      "--connect_seconds=100",
+      "--connect_seconds=1200",
     ],
     cwd=runs.REPO,
     env=runs.environment(devices),

@@ -57,7 +57,8 @@ def restore(workdir, state, step=None):
 def restore_last(workdir, state):
   like = jax.eval_shape(lambda: state)
   with store.Checkpoints(workdir, keep=9) as checkpoints:
-    return checkpoints.restore_last(like)
+    checkpoints.check_network(checkpoints.last_intact(), like)
+    return checkpoints.restore(like)
 
 
 def steps(workdir):
@@ -120,7 +121,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
   crc32, later = files.crc32, threading.Event()
 
   def wait(path):
-    assert later.wait(60)
+    assert later.wait(1200)
     return crc32(path)
 
   monkeypatch.setattr(files, "crc32", wait)
@@ -210,6 +211,63 @@ def test_checkpoint_that_is_deleted_while_it_is_read(
   monkeypatch.setattr(files, "crc32", late)
   with pytest.raises(FileNotFoundError, match="just deleted checkpoint .*4$"):
     restore(tmp_path, state)
+
+
+@pytest.mark.parametrize("what", ["state", "weights"])
+def test_checkpoint_that_is_lost_or_damaged_after_it_was_verified(
+  what, tmp_path, state, monkeypatch
+):
+  """Both readers answer as if it had been so before."""
+  mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+  read = ocp.Checkpointer.restore
+  for damage, error, message in (
+    (shutil.rmtree, FileNotFoundError, "a run has just deleted checkpoint .*4"),
+    (lambda path: shutil.rmtree(path / "state"), ValueError, "4 is damaged: "),
+  ):
+    save(tmp_path, state, 4)
+    path = tmp_path / "checkpoints" / "4"
+
+    def late(*args, path=path, damage=damage, **more):
+      if len(more["args"].item) > 1 or "ema" in more["args"].item:
+        damage(path)
+      return read(*args, **more)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(ocp.Checkpointer, "restore", late)
+      with pytest.raises(error, match=message):
+        if what == "state":
+          restore(tmp_path, state)
+        else:
+          store.Checkpoints(tmp_path).weights(4, mesh)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.mark.parametrize("read", ["check_network", "restore", "weights"])
+def test_checkpoint_of_another_step_is_an_error(read, tmp_path, state):
+  save(tmp_path, state, 4)
+  folder = tmp_path / "checkpoints"
+  (folder / "4").rename(folder / "7")
+  like, saved = jax.eval_shape(lambda: state), store.Checkpoints(tmp_path)
+  call = dict(
+    check_network=lambda: saved.check_network(7, like),
+    restore=lambda: saved.restore(like),
+    weights=lambda: saved.weights(7, None),
+  )[read]
+  with pytest.raises(ValueError, match="7 is of step 4; rename it$"):
+    call()
+
+
+def test_what_describes_a_checkpoint_is_not_read_if_it_is_damaged(
+  tmp_path, state
+):
+  with store.Checkpoints(tmp_path, keep=9) as checkpoints:
+    checkpoints.save(at(state, 4), 2.0)
+    checkpoints.save(at(state, 8), 3.0)
+  assert checkpoints.describe(8)["validation"] == 3.0
+  path = tmp_path / "checkpoints" / "8" / "about" / "metadata"
+  path.write_bytes(path.read_bytes().replace(b"3.0", b"1.0"))
+  assert checkpoints.describe(8) == {}
+  assert checkpoints.find("best") == 4
 
 
 def test_state_of_another_network_is_an_error(tmp_path, state):

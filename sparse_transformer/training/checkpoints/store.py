@@ -28,6 +28,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
@@ -66,8 +67,7 @@ class Checkpoints:
     workdir: the folder that contains `checkpoints/`; absolute as an attribute.
     keep: how many of the latest ones to keep, besides the one with the lowest
       validation loss; None for read-only.
-    about: the description of the run, from `about`.
-    free: keys of `config.AFFECTS` whose fields may change.
+    about: the description of the run, from `about`; an attribute.
   """
 
   def __init__(
@@ -76,11 +76,10 @@ class Checkpoints:
     *,
     keep: int | None = None,
     about: dict[str, Any] | None = None,
-    free: Collection[str] = config_lib.FREE,
   ):
     self.workdir = pathlib.Path(workdir).absolute()
     self._folder = self.workdir / "checkpoints"
-    self._keep, self._about, self._free = keep or 0, about or {}, free
+    self._keep, self.about = keep or 0, about or {}
     self._manager: ocp.CheckpointManager | None = None  # from the first save on
     self._saving: int | None = None  # a step
     if keep is not None:
@@ -126,11 +125,13 @@ class Checkpoints:
     )
 
   def describe(self, step: int) -> dict[str, Any]:
-    """The `about` of a checkpoint, as far as it can be read."""
-    found: dict[str, Any] = {}
-    for name in ABOUT, VALIDATION:
-      with contextlib.suppress(OSError, ValueError):
-        found |= atomic.read_json(self._path(step) / name, dict)
+    """The `about` of a checkpoint, without what is damaged."""
+    path, found = self._path(step), dict[str, Any]()
+    with contextlib.suppress(OSError, ValueError, TypeError):
+      if not _differing(path, {ABOUT}):
+        found |= atomic.read_json(path / ABOUT, dict)
+    with contextlib.suppress(OSError, ValueError):
+      found |= atomic.read_json(path / VALIDATION, dict)
     return found
 
   def check(
@@ -148,7 +149,7 @@ class Checkpoints:
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
     if not {"config", "data"} <= saved.keys():
-      self._verify(step)
+      self.verify(step)
       raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
@@ -206,7 +207,7 @@ class Checkpoints:
     self.finish()
     step = int(state.step)
     if not processes.decide(lambda: step in self.steps()):
-      about = self._about | dict(validation=validation)
+      about = self.about | dict(validation=validation)
       args = ocp.args.Composite(
         state=ocp.args.StandardSave(_as_tree(state)),
         about=ocp.args.JsonSave(about),
@@ -301,41 +302,24 @@ class Checkpoints:
       FileNotFoundError: there is none, or a run has just deleted it.
       ValueError: it is damaged, or from another network than `like`.
     """
-    return _load(self._verify(self.find(step)), like)
+    path = self.verify(self.find(step))
+    tree = processes.together(lambda: _expected(path, like))
+    return State(**_read(path, tree))
 
   def weights(self, step: int, mesh: Mesh) -> dict[str, jax.Array]:
     """The verified averaged weights of a step by name, split over a mesh."""
-    path = self._verify(step)
+    path = self.verify(step)
     like = mesh_lib.split(mesh, {"ema": _shapes(path)["ema"]})
     return by_name(_read(path, like)["ema"])
 
-  def restore_last(self, like: State) -> State | None:
-    """The state of the last intact checkpoint, or None if there is none.
+  def last_intact(self) -> int | None:
+    """The name of the last intact checkpoint, or None if there is none.
 
     Damaged ones are renamed, each with a line on standard error.
-    Raises ValueError if it is from another network, config, or data.
     """
-    step = processes.decide(self._last_intact)
-    return None if step is None else _load(self._path(step), like)
-
-  def _verify(self, step: int) -> pathlib.Path:
-    path = self._path(step)
-    if damage := processes.decide(lambda: _damage(path)):
-      if not path.exists():
-        raise FileNotFoundError(f"a run has just deleted checkpoint {path}")
-      raise ValueError(
-        f"checkpoint {path} is damaged: {damage}; train.py sets it aside and"
-        " resumes from the last one that is intact"
-      )
-    return path
-
-  def _last_intact(self) -> int | None:
     for step in reversed(self.steps()):
       path, number = self._path(step), 0
       if not (damage := _damage(path)):
-        if self._about:
-          config = config_lib.from_json(self._about["config"], path)
-          self.check(step, config, self._about["data"], self._free)
         return step
       while (new := self._folder / f"damaged-{step}-{number}").exists():
         number += 1
@@ -346,6 +330,24 @@ class Checkpoints:
       print(line, file=sys.stderr)
     return None
 
+  def check_network(self, step: int, like: State) -> None:
+    """Raises ValueError if a checkpoint is of another step or network."""
+    path = self._path(step)
+    processes.together(lambda: _check_step(path))
+    processes.together(lambda: _expected(path, like))
+
+  def verify(self, step: int) -> pathlib.Path:
+    """The folder of a checkpoint, once its files and its step are verified.
+
+    Raises:
+      FileNotFoundError: a run has just deleted it.
+      ValueError: it is damaged, or of another step.
+    """
+    path = self._path(step)
+    processes.decide(lambda: _check_files(path))
+    processes.together(lambda: _check_step(path))
+    return path
+
 
 def by_name(tree: Any) -> dict[str, Any]:
   """The leaves of a pytree by their paths, spelled as in Orbax."""
@@ -355,14 +357,19 @@ def by_name(tree: Any) -> dict[str, Any]:
   }
 
 
+def _check_files(path: pathlib.Path) -> None:
+  if damage := _damage(path):
+    if not path.exists():
+      raise FileNotFoundError(f"a run has just deleted checkpoint {path}")
+    raise ValueError(
+      f"checkpoint {path} is damaged: {damage}; train.py sets it aside and"
+      " resumes from the last one that is intact"
+    )
+
+
 def _damage(path: pathlib.Path) -> str | None:
   try:
-    listed = {ABOUT: None, **atomic.read_json(path / FILES)}
-    wrong = [
-      name
-      for name, crc in listed.items()
-      if not (path / name).is_file() or files.crc32(path / name) != crc
-    ]
+    wrong = _differing(path)
   except (OSError, ValueError, TypeError) as error:
     if isinstance(error, OSError) and error.errno not in LOSSES:
       raise  # such as a lack of permission, or of open files
@@ -370,11 +377,22 @@ def _damage(path: pathlib.Path) -> str | None:
   return f"damaged or missing files {', '.join(wrong[:3])}" if wrong else None
 
 
-def _load(path: pathlib.Path, like: State) -> State:
-  found = _read(path, processes.together(lambda: _expected(path, like)))
-  if (step := int(found["step"])) != int(path.name):
+def _differing(
+  path: pathlib.Path, names: Collection[str] | None = None
+) -> list[str]:
+  """The names of files that are not as saved; by default among all."""
+  listed = {ABOUT: None, **atomic.read_json(path / FILES)}
+  return [
+    name
+    for name in names or listed
+    if not (path / name).is_file() or files.crc32(path / name) != listed[name]
+  ]
+
+
+def _check_step(path: pathlib.Path) -> None:
+  step = int(_read(path, {"step": np.zeros((), np.int32)})["step"])
+  if step != int(path.name):
     raise ValueError(f"checkpoint {path} is of step {step}; rename it")
-  return State(**found)
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
@@ -418,6 +436,7 @@ def _reader(path: pathlib.Path) -> Iterator[ocp.Checkpointer]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
       yield orbax
   except Exception as error:  # Orbax forwards what TensorStore raises
+    _check_files(path)  # which may have gone since they were verified
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"

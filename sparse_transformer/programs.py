@@ -8,6 +8,7 @@ import warnings
 import zlib
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
+DAMAGED = "Error reading persistent compilation cache entry for '(.+?)'"
 LARGEST = 2**30  # bytes of programs; from there on, the oldest are deleted
 
 
@@ -15,7 +16,10 @@ def keep() -> None:
   """Tells JAX, which is not imported yet, to keep programs in a user's cache.
 
   A user who has set `DIRECTORY`, if only to nothing, has decided otherwise.
+  Wherever they are kept, damaged ones are compiled again and replaced.
   """
+  warnings.filterwarnings("always", DAMAGED)
+  warnings.showwarning = _replace
   if DIRECTORY in os.environ:
     return
   home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -27,8 +31,22 @@ def keep() -> None:
   except (OSError, RuntimeError):  # no home, or a full disk
     return
   os.environ[DIRECTORY] = str(folder)
-  # What is damaged is compiled again.
-  warnings.filterwarnings("ignore", "Error .* persistent compilation cache")
+  # A full disk does not matter here.
+  warnings.filterwarnings("ignore", "Error writing persistent compilation")
+
+
+def _replace(message, *about, show=warnings.showwarning):
+  """Makes room for a program that JAX cannot read, and would not overwrite."""
+  if not (found := re.match(DAMAGED, f"{message}")):
+    return show(message, *about)
+  from jax._src import compilation_cache  # nothing public reads an entry
+
+  # Which of that name it is, nothing says.
+  for path in pathlib.Path(os.environ[DIRECTORY]).glob(f"{found[1]}-*-cache"):
+    try:
+      compilation_cache.decompress_executable(path.read_bytes())
+    except Exception:
+      path.unlink(missing_ok=True)
 
 
 def _processor():

@@ -61,6 +61,38 @@ def test_programs_are_kept_where_a_user_wants_them(home, monkeypatch):
   assert not os.environ[programs.DIRECTORY]
 
 
+COMPILES = """
+from sparse_transformer import programs
+programs.keep()
+import jax
+compiled = []
+jax.monitoring.register_event_listener(lambda name, **_: compiled.append(name))
+print(jax.jit(lambda x: 3 * x)(14.0))
+print(any(x.endswith("/cache_hits") for x in compiled))
+"""
+
+
+def test_damaged_program_is_replaced(tmp_path):
+  words = "-c", COMPILES
+  more = {programs.DIRECTORY: tmp_path}
+  more["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = 0
+
+  def compiles():
+    done = runs.python(*words, **more)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    value, is_kept = done.stdout.split()
+    assert value == "42.0"
+    return is_kept == "False"
+
+  assert compiles() and not compiles()
+  (path,) = tmp_path.glob("*lambda*-cache")
+  intact = path.with_name("jit__lambda-intact-cache")
+  intact.write_bytes(path.read_bytes())
+  os.truncate(path, path.stat().st_size // 2)
+  assert compiles() and not compiles()
+  assert path.stat().st_size and intact.exists()
+
+
 def test_oldest_programs_are_deleted_and_nothing_needs_the_folder(
   home, monkeypatch
 ):

@@ -112,7 +112,9 @@ def test_fields_that_a_config_lacks_have_their_defaults(tmp_path):
 
   settings["mesh"]["tensors"] = 1
   path.write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match="config.json .* no field 'mesh.tensors'"):
+  with pytest.raises(
+    ValueError, match="config.json .* no field 'mesh.tensors'"
+  ):
     config_lib.read_config(tmp_path)
 
 

@@ -143,6 +143,7 @@ AMBIGUOUS = dict(N="ACGT", R="AG", Y="CT", S="CG", W="AT", K="GT", M="AC")
 AMBIGUOUS |= dict(B="CGT", D="AGT", H="ACT", V="ACG")
 # A header follows comments and empty lines.
 IS_FASTA = re.compile(rb"(?:\s*;[^\r\n]*+)*+\s*+>")
+NO_BASES = re.compile(rb"[>;](?<![^\r\n].)[^\r\n]*")  # headers and comments
 UPPERCASE = bytes(range(256)).upper().replace(b"U", b"T")
 
 
@@ -168,8 +169,9 @@ class Fasta(Codec):
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not IS_FASTA.match(data):
+      other = "other text" if data else "empty"
       raise ValueError(
-        f"{path} is not a FASTA file, but {files.kind(data) or 'other text'};"
+        f"{path} is not a FASTA file, but {files.kind(data) or other};"
         " its first line must start with >: add one or choose another data.name"
       )
     # A genome has many lines: there is an object for each block of them only.
@@ -181,9 +183,9 @@ class Fasta(Codec):
       start = end
     if self.separator is not None:
       del text[:1]
-      text += b"\n"  # after each record, not before it
+      text += b"U"  # after each record, not before it
     known = f"{BASES} and the ambiguous {''.join(AMBIGUOUS)}"
-    _check_letters(text, f"{BASES}\n{''.join(AMBIGUOUS)}", path, known)
+    _check_letters(text, f"{BASES}U{''.join(AMBIGUOUS)}", path, known)
     letters = np.frombuffer(text, np.uint8)
     rng, drawn = np.random.RandomState(0), []
     blocks = np.array_split(letters, 1 + len(letters) // BLOCK)
@@ -197,28 +199,19 @@ class Fasta(Codec):
     if drawn:
       files.tell(f"{path}: ambiguous bases drawn at random: {', '.join(drawn)}")
     for block in blocks:
-      symbols = block.tobytes().translate(_table(f"{BASES}\n"))
+      symbols = block.tobytes().translate(_table(f"{BASES}U"))
       block[:] = np.frombuffer(symbols, np.uint8)
     return letters
 
   def _bases(self, lines: bytes) -> bytes:
-    """The letters of whole lines; with a separator, each header is a newline.
+    """The letters of whole lines; U is for each header, if there are documents.
 
     Spaces are left out, also between letters.
     """
-    lines = lines.translate(UPPERCASE, b" \t\v\f") + b"\n"
-    letters = np.frombuffer(lines, np.uint8).copy()
-    is_end = (letters == ord("\n")) | (letters == ord("\r"))
-    ends = np.flatnonzero(is_end)
-    starts = np.append(0, ends[:-1] + 1)
-    first = letters[starts]
-    is_header = first == ord(">")
-    is_base = np.repeat(~is_header & (first != ord(";")), ends + 1 - starts)
-    is_base &= ~is_end
-    headers = starts[is_header]
-    letters[headers] = ord("\n")
-    is_base[headers] = self.separator is not None
-    return letters[is_base].tobytes()
+    header = b"" if self.separator is None else b"U"
+    mark = lambda line: header if line[0].startswith(b">") else b""
+    text = NO_BASES.sub(mark, lines.translate(UPPERCASE, b" \t\v\f"))
+    return text.translate(None, b"\r\n")
 
   def encode(self, sequences: Rows) -> bytes:
     lines = []

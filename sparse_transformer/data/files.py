@@ -5,6 +5,7 @@ import contextlib
 import errno
 import functools
 import gzip
+import itertools
 import lzma
 import os
 import pathlib
@@ -95,11 +96,11 @@ def is_hidden(name: str) -> bool:
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
   """Whether a file has one of these suffixes; "" is any.
 
-  So has a compressed file, but not a copy of one that is there.
+  So has a compressed file, but not one that is there unpacked.
   """
   if path.suffix.lower() in (*OPENERS, ".zip"):
     inner = path.with_suffix("")
-    return not inner.is_file() and has_suffix(inner, *suffixes)
+    return not inner.exists() and has_suffix(inner, *suffixes)
   return "" in suffixes or path.suffix.lower() in suffixes
 
 
@@ -172,12 +173,13 @@ def parts(path: pathlib.Path) -> list[bytes]:
   with path.open("rb") as raw, blame(path):
     if suffix == ".zip":
       archive = zipfile.ZipFile(raw)
-      is_shown = lambda x: not any(map(is_hidden, x.filename.split("/")))
-      members = [x for x in archive.infolist() if is_shown(x)]
-      # There may be several of one name, hence not by name.
-      members.sort(key=lambda x: x.filename)
-      check_names(path, (x.filename for x in members))
-      return [archive.read(x) for x in members if not x.is_dir()]
+      is_shown = lambda name: not any(map(is_hidden, name.split("/")))
+      names = sorted(filter(is_shown, archive.namelist()))
+      check_names(path, names)
+      for name, following in itertools.pairwise(names):
+        if name == following:  # a copy, or a later version
+          raise ValueError(f"two of its members are named {name}")
+      return [archive.read(x) for x in names if not x.endswith("/")]
     if suffix in OPENERS and not size:
       raise ValueError("it is empty")  # libraries differ in this
     return [(OPENERS[suffix](raw) if suffix in OPENERS else raw).read()]

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sparse_transformer.data import files
@@ -63,13 +63,9 @@ def listed(
     )
   elif by == "auto":
     files.check_names(path, (str(x.relative_to(path)) for x in every))
-  if others := {*files.below(path)} - {*(taken or every)}:
-    first = min(others).relative_to(path)
-    are_data = not others.isdisjoint(every)
-    files.tell(
-      f"warning: {path}: files that are not read: {len(others):,}, such as"
-      f" {first}{'; data.splits=fractions reads all' * are_data}"
-    )
+  others = {*files.below(path)} - {*(taken or every)}
+  are_data = not others.isdisjoint(every)
+  tell_unread(path, others, "; data.splits=fractions reads all" * are_data)
   if not taken:
     return {"": tuple(every)}
   found["test"] = found["test"] or found["validation"]
@@ -89,6 +85,17 @@ def _named(folder, every, by_file, by):
       split = files.SPLIT_OF[match[1].lower()]
       found[file] = split, kind if by == "auto" else ""
   return found
+
+
+def tell_unread(
+  folder: pathlib.Path, paths: Collection[pathlib.Path], why: str = ""
+) -> None:
+  """Warns that files in a folder are not read, if there are any."""
+  if paths:
+    files.tell(
+      f"warning: {folder}: files that are not read: {len(paths):,}, such as"
+      f" {min(paths).relative_to(folder)}{why}"
+    )
 
 
 def _size(paths):

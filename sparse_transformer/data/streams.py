@@ -18,7 +18,12 @@ from sparse_transformer.data.sources import (
   Stream,
   register,
 )
-from sparse_transformer.data.splits import SPLITS, divide, listed
+from sparse_transformer.data.splits import (
+  SPLITS,
+  divide,
+  listed,
+  tell_unread,
+)
 
 # Of enwik8 and text8, whose bytes are 90 % train, 5 % validation, 5 % test.
 SIZE = 100_000_000
@@ -186,6 +191,16 @@ def labelled(config: ConfigDict) -> Sequences:
       f" splits, with names in UTF-8; it has {'; '.join(there).strip()}"
     )
 
+  read = itertools.chain(*(group.values() for group in groups.values()))
+  beside = {*itertools.chain(*found.values())}.difference(*read)
+  tell_unread(path, beside, ", in no folder of a class")
+  codec = codecs.Text()
+
+  def first(path):
+    if not (data := files.read(path)):
+      raise ValueError(f"{path} is empty; remove it, or write text to it")
+    return codec.decode(data, path)[: config.length]
+
   @functools.cache
   def load():
     parts: dict[str, list] = {split: [] for split in SPLITS}
@@ -193,7 +208,7 @@ def labelled(config: ConfigDict) -> Sequences:
       of_class = {split: group[name] for split, group in groups.items()}
       noun = f"files in {path / name}"
       for split, paths in divide(of_class, config.fractions, noun).items():
-        parts[split] += [(_first(x, config.length), label) for x in paths]
+        parts[split] += [(first(x), label) for x in paths]
     # Validation during training may cover the first examples only.
     order = lambda x: np.random.RandomState(0).permutation(len(x))
     return {k: [x[i] for i in order(x)] for k, x in parts.items()}
@@ -211,10 +226,3 @@ def _by_class(root, depth, paths):
     if folders := path.relative_to(root).parts[depth:-1]:
       groups.setdefault(folders[0], []).append(path)
   return groups
-
-
-def _first(path, length):
-  """The first bytes of a file, uint8."""
-  if not (data := files.read(path)[:length]):
-    raise ValueError(f"{path} is empty; remove it, or write text to it")
-  return np.frombuffer(data, np.uint8)

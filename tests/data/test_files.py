@@ -52,12 +52,17 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_each_member_of_an_archive_is_read_once(tmp_path):
+def test_archive_of_two_members_of_one_name_is_rejected(tmp_path):
   path = tmp_path / "x.zip"
   with zipfile.ZipFile(path, "w") as archive:
     for name, content in ("b", "1"), ("a", "2"), ("c/", ""), ("b", "3"):
       archive.writestr(name, content)
-  assert files.parts(path) == [b"2", b"1", b"3"]
+  with pytest.raises(ValueError, match=f"{path} .*two .* members are named b$"):
+    files.parts(path)
+  with zipfile.ZipFile(path, "w") as archive:
+    for name, content in ("b", "1"), ("a", "2"), ("c/", ""), ("a/b", "3"):
+      archive.writestr(name, content)
+  assert files.parts(path) == [b"2", b"3", b"1"]
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
@@ -104,7 +109,11 @@ def test_files_of_a_folder(tmp_path):
 def test_copies_are_no_other_data(tmp_path):
   for name in "b.txt", "b.txt.gz", "c.txt.gz", "b.txt~", "c.part", "Thumbs.db":
     (tmp_path / name).touch()
-  assert [x.name for x in files.find(tmp_path, "")] == ["b.txt", "c.txt.gz"]
+  (tmp_path / "d").mkdir()
+  for name in "d/e.txt", "d.zip":  # an archive, and what was in it
+    (tmp_path / name).touch()
+  found = [x.name for x in files.find(tmp_path, "")]
+  assert found == ["b.txt", "c.txt.gz", "e.txt"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Tests of streams.py: which files are read and how they are split."""
 
+import bz2
 import gzip
+import io
 import json
 import os
 import pathlib
@@ -11,7 +13,7 @@ import small_data
 from small_data import SHARED, TEXT, config, contents
 
 from sparse_transformer import data
-from sparse_transformer.data import codecs
+from sparse_transformer.data import codecs, streams
 
 
 def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
@@ -36,6 +38,55 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   err = capfd.readouterr().err
   assert "b/x.tar.gz has zero bytes, unlike text, and so may others: unp" in err
   assert err.count("\n") == 1
+
+
+# Files as other programs write them, and the bytes that are read.
+WRITTEN = {
+  "mark": ({"a": b"\xef\xbb\xbfab"}, b"\xef\xbb\xbfab"),
+  "Latin-1": ({"a": b"caf\xe9"}, b"caf\xe9"),
+  "ends of lines": ({"a": b"a\r\nb\rc\n"}, b"a\r\nb\rc\n"),
+  "no last newline": ({"a": b"ab", "b": b"cd"}, b"abcd"),
+  "numbers": ({"a10": b"10", "a9": b"9_", "B": b"B_"}, b"B_109_"),
+  "hidden": ({"a": b"abcd", ".b": b"x", "b~": b"x", "c.bak": b"x"}, b"abcd"),
+  "empty": ({"a": b"", "b": b"abcd"}, b"abcd"),
+  "archives": (
+    {"a.gz": gzip.compress(b"ab"), "b.BZ2": bz2.compress(b"c"), "c.txt": b"de"},
+    b"abcde",
+  ),
+}
+
+
+@pytest.mark.parametrize("there, text", WRITTEN.values(), ids=WRITTEN)
+def test_bytes_are_read_as_they_are(tmp_path, there, text, capfd):
+  for name, content in there.items():
+    (tmp_path / name).write_bytes(content)
+  found = data.source(config("bytes", tmp_path, length=1))
+  assert contents(found) == text
+  assert not capfd.readouterr().err
+
+
+def test_each_file_is_a_document_also_if_empty(tmp_path):
+  for name, text in ("a", b""), ("b", b"bb"), ("c", b"c"):
+    (tmp_path / name).write_bytes(text)
+  source = data.source(config("bytes", tmp_path, documents=True))
+  assert contents(source) == b"\0bb\0c\0"
+
+
+def test_linked_folder_is_read_once_and_linked_file_twice(tmp_path):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a" / "x").write_bytes(b"abcd")
+  (tmp_path / "b").symlink_to(tmp_path / "a")
+  assert contents(data.source(config("bytes", tmp_path))) == b"abcd"
+  (tmp_path / "c").symlink_to(tmp_path / "a" / "x")
+  assert contents(data.source(config("bytes", tmp_path))) == b"abcd" * 2
+
+
+def test_archive_in_an_archive_is_told(tmp_path, capfd):
+  inner = io.BytesIO()
+  small_data.write_zip(inner, {"x": "text"})
+  small_data.write_zip(tmp_path / "x.zip", {"in.zip": inner.getvalue()})
+  data.source(config("bytes", tmp_path)).load()
+  assert "x.zip has zip data, unlike text" in capfd.readouterr().err
 
 
 def test_folder_with_a_file_that_cannot_be_read_is_an_error(tmp_path):
@@ -91,6 +142,33 @@ def test_published_text_is_read_from_its_file_or_archive(
     assert parts == [text[:1080], text[1080:1140], text[1140:]]
 
 
+@pytest.mark.parametrize(
+  "name, change, message",
+  [
+    ("enwik8", lambda text: text + b"\n", "1,201 bytes with MD5"),
+    ("text8", lambda text: text + b"\n", "has 1,201 bytes"),
+    ("text8", lambda text: text.replace(b"t", b"T"), "40 other characters"),
+    ("text8", lambda text: b"\xef\xbb\xbf" + text, "3 other characters"),
+    ("text8", lambda text: text[:-1], "has 1,199 bytes"),
+  ],
+)
+def test_changed_copy_of_a_published_text_is_rejected(
+  tmp_path, monkeypatch, name, change, message
+):
+  path = pathlib.Path(small_data.write(name, tmp_path, monkeypatch).path)
+  path.write_bytes(change(path.read_bytes()))
+  with pytest.raises(ValueError, match=message):
+    data.source(config(name, path)).load()
+
+
+def test_standard_library_without_programs_is_an_error(tmp_path, monkeypatch):
+  (tmp_path / "python.zip").touch()
+  paths = {"stdlib": tmp_path}
+  monkeypatch.setattr(streams.sysconfig, "get_paths", lambda: paths)
+  with pytest.raises(ValueError, match="train is empty: 0 symbols in all"):
+    data.source(config("stdlib")).load()
+
+
 def test_other_text_is_not_mistaken_for_a_published_one(tmp_path, monkeypatch):
   path = tmp_path / "other"
   small_data.write("enwik8", tmp_path, monkeypatch)
@@ -130,6 +208,48 @@ def test_records_are_in_json_files_if_there_are_no_others(tmp_path, capfd):
   assert contents(data.source(config("jsonl", tmp_path))) == b"four\n"
   line = "files that are not read: 3, such as c4-train.00000-of-01024.json.gz\n"
   assert line in capfd.readouterr().err
+
+
+LINE = b'{"text": "abcd"}'
+RECORDS_WRITTEN = {
+  "mark": (b"\xef\xbb\xbf" + LINE + b"\n" + LINE, b"abcd\nabcd\n"),
+  "ends of lines": (LINE + b"\r\n" + LINE + b"\r\n", b"abcd\nabcd\n"),
+  "blank lines": (b"\n\n" + LINE + b"\n \t\n", b"abcd\n"),
+  "other fields": (b'{"n": NaN, "text": "abcd", "m": {"text": 3}}', b"abcd\n"),
+  "two fields": (b'{"text": "x", "text": "abcd"}', b"abcd\n"),
+  "ends in the text": (
+    '{"text": "a\u2028\\r\\nb"}'.encode(),
+    b"a\xe2\x80\xa8\r\nb\n",
+  ),
+  "empty text": (LINE + b'\n{"text": ""}', b"abcd\n\n"),
+}
+
+
+@pytest.mark.parametrize(
+  "lines, text", RECORDS_WRITTEN.values(), ids=RECORDS_WRITTEN
+)
+def test_records_are_read_as_others_write_them(tmp_path, lines, text):
+  (tmp_path / "x.jsonl").write_bytes(lines)
+  (tmp_path / "y.jsonl").touch()  # a shard may be empty
+  assert contents(data.source(config("jsonl", tmp_path, length=1))) == text
+
+
+@pytest.mark.parametrize(
+  "content, reason",
+  [
+    (LINE + b"\r" + LINE, "Extra data"),
+    (b"[" + LINE + b"]", "'list' object is not a mapping"),
+    (b'{"text": ["a", "b"]}', "got 'list'"),
+    (b'{"text": null}', "got 'NoneType'"),
+    (LINE.decode().encode("utf-16") * 2, "UTF16 data"),
+    ('{"text": "\xe9"}'.encode("latin1"), "can't decode byte 0xe9"),
+    (gzip.compress(LINE), "gzip data"),
+  ],
+)
+def test_other_files_of_records_are_rejected(tmp_path, content, reason):
+  (tmp_path / "x.jsonl").write_bytes(content)
+  with pytest.raises(ValueError, match=f"x.jsonl, line 1 is not .*{reason}"):
+    data.source(config("jsonl", tmp_path)).load()
 
 
 NONE = b"the fox", b"[" * 100_000, b'"text"', b'{"text": 3}', b"3", b"[{}]"
@@ -194,6 +314,57 @@ def test_rows_have_symbols_label_and_size(tmp_path):
   window, scored = source.windows("test")[0]
   np.testing.assert_array_equal(window, longest[0])
   assert scored.tolist() == [True]
+
+
+GOOD = dict.fromkeys(("no", "yes"), [b"abc"] * 8)
+
+
+def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
+  write_classes(tmp_path, GOOD)
+  source = lambda: data.source(config("labelled", tmp_path))
+  sizes = [len(source().examples(x)) for x in data.SPLITS]
+  assert not capfd.readouterr().err
+  (tmp_path / "README.md").write_text("x")
+  assert [len(source().examples(x)) for x in data.SPLITS] == sizes
+  line = "not read: 1, such as README.md, in no folder of a class\n"
+  assert line in capfd.readouterr().err
+  for split in "train", "val":
+    write_classes(tmp_path / "more" / split, GOOD)
+    (tmp_path / "more" / split / "urls.txt").write_text("x")
+  data.source(config("labelled", tmp_path / "more"))
+  line = "not read: 2, such as train/urls.txt, in no folder of a class\n"
+  assert line in capfd.readouterr().err
+
+
+def test_files_of_classes_that_are_no_text_are_told(tmp_path, capfd):
+  write_classes(tmp_path, GOOD | {"yes": [b"\x89PNG" + bytes(20)] * 8})
+  data.source(config("labelled", tmp_path)).load()
+  err = capfd.readouterr().err
+  assert "yes/00.txt has zero bytes, unlike text" in err
+  assert err.count("\n") == 1
+
+
+def test_classes_are_the_upper_folders(tmp_path):
+  write_classes(tmp_path / "no", {"a": [b"x"] * 4, "b": [b"y"] * 4})
+  write_classes(tmp_path, {"yes": [b"abc"] * 8, ".cache": [b"x"] * 4})
+  (tmp_path / "empty").mkdir()
+  source = data.source(config("labelled", tmp_path))
+  assert source.classes == ("no", "yes")
+  assert [len(source.examples(x)) for x in data.SPLITS] == [8, 4, 4]
+
+
+@pytest.mark.parametrize(
+  "texts, message",
+  [
+    ({"a": [b"x"] * 8, "b": [b"x"]}, "train is empty: 1 files in .*b in all"),
+    ({"a": [b"x"] * 8, "b": [b""] * 8}, "b/00.txt is empty; remove it"),
+    ({"a": [b"x"] * 8}, "at least 2 classes, .* it has a$"),
+  ],
+)
+def test_classes_that_cannot_be_learned_are_an_error(tmp_path, texts, message):
+  write_classes(tmp_path, texts)
+  with pytest.raises(ValueError, match=message):
+    data.source(config("labelled", tmp_path)).load()
 
 
 def test_folders_of_splits_have_the_same_classes(tmp_path):

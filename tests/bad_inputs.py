@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import released
 import runs
+import scipy.io.wavfile
 
 Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
 
@@ -119,6 +120,18 @@ def _released(name="", value=lambda x: None, cut=0, **sizes):
   return write
 
 
+def _array(array):
+  def write(path):
+    with path.open("wb") as file:
+      np.save(file, array) if path.suffix == ".npy" else np.savez(file, array)
+
+  return write
+
+
+def _sound(samples):
+  return lambda path: scipy.io.wavfile.write(path, 12_000, samples)
+
+
 def _config(line):
   return (
     "from configs import digits\n"
@@ -162,6 +175,13 @@ FILES: dict[str, Content] = {
   "letters": "abc" * 10_000,
   "tiny": "short",
   "t/tokens.bin": bytes(9000),
+  "t/wide.npy": _array(np.zeros(4500, np.uint32)),
+  "t/wide.bin": np.arange(4500, dtype="<u4").tobytes(),
+  "t/header.bin": np.array([20240520, 1, 4500], "<i4").tobytes() + bytes(9012),
+  "p/flat.npy": _array(np.zeros((9, 192), np.uint8)),
+  "p/x.npz": _array(np.zeros((9, 8, 8), np.uint8)),
+  "s/stereo.wav": _sound(np.zeros((9, 2), np.int16)),
+  "s/scaled.wav": _sound(np.full(9, 32768.0)),
   **{f"l/good/{x}/{k}": "text" for x in ("no", "yes") for k in range(40)},
   **{f"l/other/{x}/{k}": "text" for x in "ab" for k in range(40)},
   "zeros": "abc\0" * 1000,

@@ -1,12 +1,12 @@
 """Codecs between files and the symbols of a stream."""
 
+import collections
 import dataclasses
-import io
 import json
 import pathlib
 import re
 import reprlib
-import warnings
+import struct
 from collections.abc import Iterable
 
 import numpy as np
@@ -238,6 +238,9 @@ def _check_letters(text, letters, path, known):
     )
 
 
+HEADER = 1024  # bytes in a .bin file of llm.c, four of them not 0
+
+
 @dataclasses.dataclass(frozen=True)
 class Tokens(Codec):
   """Integers of a tokenizer; in prompts and samples, as text on one line.
@@ -262,16 +265,29 @@ class Tokens(Codec):
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
     """Maps a .npy file of uint8, uint16 or uint32, or uint16 in .bin."""
-    if path.suffix not in (".npy", ".bin"):
+    suffix = path.suffix.lower()
+    if suffix not in (".npy", ".bin"):
       raise ValueError(
         f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
         " set data.name to bytes"
       )
-    tokens, kinds = files.map_array(path), (np.uint8, np.uint16, np.uint32)
+    tokens = files.map_array(path)
+    if other := suffix == ".bin" and _other_than_uint16(tokens):
+      raise ValueError(
+        f"{path} holds {other}, but .bin is read as tokens of uint16; save the"
+        " tokens as .npy of uint16 or uint32"
+      )
+    kinds = (np.uint8, np.uint16, np.uint32)
     if tokens.dtype not in kinds or tokens.ndim != 1 or not len(tokens):
       raise ValueError(
         f"{path} holds {tokens.dtype} {tokens.shape}; tokens must be a row of"
         " uint8, uint16 or uint32"
+      )
+    if np.iinfo(tokens.dtype).max < self.vocab_size - 1:
+      raise ValueError(
+        f"{path} holds {tokens.dtype}, too small for data.vocab_size="
+        f"{self.vocab_size}; set that to the tokenizer's, or save the tokens as"
+        " .npy of uint32"
       )
     self._check(tokens, path)
     self.num_bytes(tokens[:0])  # a wrong table is found now
@@ -280,8 +296,9 @@ class Tokens(Codec):
   def _check(self, tokens, path):
     if len(tokens) and (largest := tokens.max()) >= self.vocab_size:
       raise ValueError(
-        f"{path}: token {largest} at index {tokens.argmax()} is not below"
-        f" data.vocab_size={self.vocab_size}; set that to the tokenizer's"
+        f"{path}: token {largest} of {tokens.dtype} at index {tokens.argmax()}"
+        f" is not below data.vocab_size={self.vocab_size}; set that to the"
+        " tokenizer's"
       )
 
   def encode(self, sequences: Rows) -> bytes:
@@ -302,10 +319,27 @@ class Tokens(Codec):
     return sum(int(table[block].sum(dtype=np.int64)) for block in blocks)
 
 
+def _other_than_uint16(words: np.ndarray) -> str:
+  """What a .bin file holds if it does not hold tokens of uint16, or ""."""
+  words = words[: files.BLOCK]
+  start = words[: HEADER // 2].tobytes()
+  if re.fullmatch(rb"[\t-~]{16,}", start):
+    return "text"
+  if len(start) == HEADER and any(start) and not any(start[16:]):
+    return f"llm.c's header of {HEADER:,} bytes"
+  # Those of a text are as often 0 in even places as in odd ones.
+  pairs = words[len(words) % 2 :].reshape(-1, 2)
+  if len(pairs) and np.ptp((pairs == 0).mean(axis=0)) > 0.4:
+    return "32- or 64-bit tokens, as Megatron's (every second uint16 is 0)"
+  return ""
+
+
 MU = 255  # as in ITU-T G.711
 MAX_RATE = 1_000_000  # the filter that converts it is up to 20 times as long
-# A warning of SciPy, unless the header says 2^32 - 1: a size that is unknown.
-TRUNCATED = f"Reached EOF prematurely(?!.* expected {2**32 + 7} )"
+MAX_PEAK = 4  # of floats, which may be a little louder than 1
+STREAM = 0x7FFFF000  # bytes or more: claimed for sound of unknown length
+WIDTHS = {1: (1, 2, 3, 4), 3: (4, 8)}  # bytes of a sample, of PCM and of floats
+EXTENSIBLE = 0xFFFE  # the format is told further on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,19 +352,17 @@ class Audio(Codec):
   symbols = "mu-law levels"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    import scipy.io.wavfile
+    with files.blame(path):
+      rate, channels, samples = _read_wav(data, path)
+    if channels != 1:
+      raise ValueError(f"{path} has {channels} channels; mix it down to one")
+    if not self.rate / 1_000 <= rate <= MAX_RATE:
+      raise ValueError(f"{path} has {rate:,} samples per second")
+    wave = _to_wave(samples, path)
+    if rate != self.rate:
+      import scipy.signal
 
-    with files.blame(path), warnings.catch_warnings():
-      warnings.simplefilter("ignore", scipy.io.wavfile.WavFileWarning)
-      warnings.filterwarnings("error", TRUNCATED)
-      rate, samples = scipy.io.wavfile.read(io.BytesIO(data))
-      wave = _to_wave(samples)
-      if not self.rate / 1_000 <= rate <= MAX_RATE:
-        raise ValueError(f"it has {rate:,} samples per second")
-      if rate != self.rate:
-        import scipy.signal
-
-        wave = scipy.signal.resample_poly(wave, self.rate, rate)
+      wave = scipy.signal.resample_poly(wave, self.rate, rate)
     return compress(wave)
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
@@ -361,14 +393,70 @@ def expand(symbols: np.ndarray) -> np.ndarray:
   return np.sign(level) * np.expm1(np.abs(level) * np.log1p(MU)) / MU
 
 
-def _to_wave(samples):
+def _read_wav(data, path):
+  """The samples per second, channels and samples of a WAV file."""
+  if data[:4] not in (b"RIFF", b"RF64") or data[8:12] != b"WAVE":
+    raise ValueError("it does not begin with RIFF and WAVE")
+  chunks: dict[bytes, bytes] = collections.defaultdict(bytes)
+  start = 12
+  while re.fullmatch(b"(?s)[ -~]{4}.{4}", data[start : start + 8]):
+    name, size = struct.unpack_from("<4sI", data, start)
+    start += 8
+    left = len(data) - start
+    if name == b"data" and b"ds64" in chunks:
+      (size,) = struct.unpack_from("<Q", chunks[b"ds64"], 8)
+    elif name == b"data" and size > left and size >= STREAM:
+      files.tell(
+        f"{path}: its header claims {size:,} bytes of sound, as of a stream;"
+        f" all {left:,} that follow are read"
+      )
+      size = left
+    if size > left:
+      raise ValueError(f"its chunk {name!r} has {left:,} of {size:,} bytes")
+    chunks[name] += data[start : start + size]
+    start += size + size % 2
+
+  if missing := {b"fmt ", b"data"} - chunks.keys():
+    raise ValueError(f"it has no chunk {min(missing)!r}")
+  sound = chunks[b"data"]
+  if start < len(data):
+    rest = f"its header does not count its last {len(data) - start:,} bytes"
+    if not sound:
+      raise ValueError(rest)
+    files.tell(f"{path}: {rest}, which are not read")
+
+  form = struct.unpack_from("<HHIIHH", chunks[b"fmt "])
+  tag, channels, rate, _, block, bits = form
+  if tag == EXTENSIBLE:
+    (tag,) = struct.unpack_from("<H", chunks[b"fmt "], 24)
+  width = -(-bits // 8)
+  if width not in WIDTHS.get(tag, ()) or block != width * channels:
+    raise ValueError(
+      f"it has format {tag} of {bits} bits in {block} bytes; PCM (1) of 8 to 32"
+      " bits and floats (3) are read"
+    )
+  if width == 3:  # the upper part of 32 bits
+    parts = np.frombuffer(sound, np.uint8).reshape(-1, 3)
+    sound, width = np.pad(parts, ((0, 0), (1, 0))).tobytes(), 4
+  kind = "f" if tag == 3 else "u" if width == 1 else "i"
+  return rate, channels, np.frombuffer(sound, f"<{kind}{width}")
+
+
+def _to_wave(samples, path):
   """Converts samples of any dtype to numbers in [-1, 1]."""
-  if samples.ndim != 1:
-    raise ValueError(f"it has {samples.shape[1]} channels; mix it down to one")
   if samples.dtype == np.uint8:
-    return samples / 127.5 - 1
-  if np.issubdtype(samples.dtype, np.integer):
+    return samples / 128 - 1
+  if samples.dtype.kind == "i":
     return samples / -float(np.iinfo(samples.dtype).min)
   if len(bad := np.flatnonzero(~np.isfinite(samples))):
-    raise ValueError(f"its sample {bad[0]} is {samples[bad[0]]}, not finite")
+    raise ValueError(
+      f"{path}: sample {bad[0]} is {samples[bad[0]]}, not finite"
+    )
+  peak = np.abs(samples).max(initial=0)
+  if peak > MAX_PEAK:
+    raise ValueError(
+      f"{path}: its samples reach {peak:,.6g}; scale them to -1..1"
+    )
+  if peak > 1:
+    files.tell(f"{path}: its samples reach {peak:,.6g}, clipped to -1..1")
   return samples.astype(np.float64)

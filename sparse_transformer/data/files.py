@@ -48,6 +48,8 @@ def blame(what: pathlib.Path | str) -> Iterator[None]:
     if of_system or isinstance(error, MemoryError):
       raise
     reason = " ".join(str(error).split())  # on one line
+    call = "its header has a call, such as np.int64(9): write a plain number"
+    reason = re.sub("malformed node or string.*", call, reason)  # of a .npy
     raise ValueError(
       f"{what} is damaged or truncated, or of a kind that is not read; get it"
       f" again, or convert it: {reason or type(error).__name__}"
@@ -147,11 +149,16 @@ class Mapped(np.memmap):
 
 def map_array(path: pathlib.Path) -> np.ndarray:
   """Maps the array in a .npy file, or the uint16 in any other, into memory."""
-  atomic.size(path)
+  size = atomic.size(path)
   with blame(path):
-    if path.suffix == ".npy":
-      return np.lib.format.open_memmap(path, mode="r").view(Mapped)
-    return np.memmap(path, "<u2", mode="r").view(Mapped)
+    if path.suffix.lower() != ".npy":
+      return np.memmap(path, "<u2", mode="r").view(Mapped)
+    array = np.lib.format.open_memmap(path, mode="r")
+    if rest := size - array.offset - array.nbytes:
+      raise ValueError(
+        f"{rest:,} bytes follow its array; save one array in a file"
+      )
+    return array.view(Mapped)
 
 
 def read(path: pathlib.Path) -> bytes:

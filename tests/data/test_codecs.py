@@ -3,6 +3,7 @@
 import io
 import itertools
 import pathlib
+import struct
 import tracemalloc
 
 import hypothesis
@@ -12,7 +13,7 @@ import scipy.io.wavfile
 import small_data
 from hypothesis import strategies
 
-from sparse_transformer.data import codecs
+from sparse_transformer.data import codecs, files
 
 CODECS = {
   "text": codecs.Text(),
@@ -29,11 +30,20 @@ def wav(samples, rate=12_000):
   return file.getvalue()
 
 
+def riff(*chunks, form=(1, 1, 12_000, 24_000, 2, 16), more=b"", name=b"RIFF"):
+  """A WAV file of chunks (name, content[, claimed size]) after its format."""
+  fmt = struct.pack("<HHIIHH", *form) + more
+  content = b""
+  for name_of, part, *size in [(b"fmt ", fmt), *chunks]:
+    claimed = size[0] if size else len(part)
+    content += name_of + struct.pack("<I", claimed) + part
+    content += bytes(len(part) % 2)
+  return name + struct.pack("<I", 4 + len(content)) + b"WAVE" + content
+
+
 def claiming(size):
-  """50 samples, whose header claims a size of the file and of the samples."""
-  data, size = wav(np.zeros(50, np.int16)), size.to_bytes(4, "little")
-  start = data.index(b"data") + 4
-  return data[:4] + size + data[8:start] + size + data[start + 4 :]
+  """50 samples, whose header claims a number of bytes."""
+  return riff((b"data", bytes(100), size))
 
 
 def tone(rate, seconds=0.5, hertz=440):
@@ -79,8 +89,33 @@ def test_several_sequences_are_saved(tmp_path):
     ("x.fasta", b"ACGT\n>x\nACGT\n", ["not a FASTA file, but other text"]),
     ("x.fasta", b";only > a comment", ["not a FASTA file, but other text"]),
     ("x.fasta", b"", ["is not a FASTA file, but empty"]),
-    ("x.wav", claiming(2**32 - 2), ["144 bytes, expected 4294967302 bytes"]),
+    ("x.wav", claiming(101), ["damaged", "'data' has 100 of 101 bytes"]),
+    ("x.wav", claiming(2**30), ["'data' has 100 of 1,073,741,824 bytes"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:-1], ["damaged or truncated"]),
+    ("x.wav", claiming(0), ["does not count its last 100 bytes"]),
+    ("x.wav", riff(), ["has no chunk b'data'"]),
+    ("x.wav", riff((b"data", bytes(3))), ["multiple of element size"]),
+    ("x.wav", riff((b"data", b""), name=b"RIFX"), ["begin with RIFF"]),
+    # A-law, mu-law, ADPCM; 24 bits in 4 bytes, above or below; floats of 16.
+    *(
+      (
+        "x.wav",
+        riff((b"data", b""), form=(tag, 1, 9000, 9000, block, bits)),
+        [x],
+      )
+      for tag, block, bits, x in (
+        (6, 1, 8, "format 6 of 8 bits in 1 bytes"),
+        (7, 1, 8, "format 7 of 8 bits in 1 bytes"),
+        (17, 256, 4, "format 17 of 4 bits in 256 bytes"),
+        (1, 4, 24, "format 1 of 24 bits in 4 bytes"),
+        (1, 0, 16, "format 1 of 16 bits in 0 bytes"),
+        (3, 2, 16, "format 3 of 16 bits in 2 bytes"),
+      )
+    ),
+    ("x.wav", wav(np.zeros((9, 2), "i2")), ["x.wav has 2 channels; mix it"]),
+    ("x.wav", wav(np.array([0, 32768.0])), ["samples reach 32,768; scale"]),
+    ("x.wav", wav(np.array([0, -4.5], "f4")), ["samples reach 4.5; scale"]),
+    ("x.wav", wav(np.array([0, np.nan])), ["sample 1 is nan, not finite"]),
     ("x.wav", wav(np.zeros(9, "i2"), rate=0), ["has 0 samples per second"]),
     ("x.wav", wav(np.zeros(9, "i2"), rate=2**31 - 1), ["samples per second"]),
     ("x.wav", wav(np.zeros(9, "i2"), rate=1), ["has 1 samples per second"]),
@@ -208,9 +243,78 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   assert "4,000 N, 100 R" in capsys.readouterr().err
 
 
-def test_sound_of_unknown_size_is_read_to_its_end():
-  data = claiming(2**32 - 1)
-  assert len(codecs.Audio(12_000).decode(data, "x.wav")) == 50
+LEVELS = np.array([0, 200, -9000, 32767, -32768], "<i2")
+SOUND = (b"data", LEVELS.tobytes())
+EXTENSIBLE = struct.pack("<HHIH14x", 22, 16, 4, 1)  # its format is 1
+
+
+@pytest.mark.parametrize(
+  "data, line",
+  [
+    (riff(SOUND), ""),
+    (riff(SOUND).replace(b"RIFF", b"RIFF\0\0\0\0")[:8] + riff(SOUND)[8:], ""),
+    (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x")), ""),
+    (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x"))[:-1], ""),
+    (
+      riff((b"data", SOUND[1][:4]), (b"LIST", b""), (b"data", SOUND[1][4:])),
+      "",
+    ),
+    (riff(SOUND, form=(0xFFFE, 1, 12_000, 0, 2, 16), more=EXTENSIBLE), ""),
+    (
+      riff(
+        (b"ds64", struct.pack("<QQQ", 0, 10, 5)),
+        (*SOUND, 2**32 - 1),
+        (b"LIST", b"info"),
+        name=b"RF64",
+      ),
+      "",
+    ),
+    # Of streams: by ffmpeg, by sox, by arecord.
+    *(
+      (riff((*SOUND, size)), f"claims {size:,} bytes of sound, as of a stream")
+      for size in (2**32 - 1, 0x7FFFF000, 2**31)
+    ),
+    (riff(SOUND) + b"TAG\0" * 32, "does not count its last 128 bytes"),
+    (riff((b"data", SOUND[1] + bytes(90), 10)), "its last 90 bytes"),
+  ],
+)
+def test_header_tells_where_the_sound_is(data, line, capfd):
+  files.tell.cache_clear()
+  found = codecs.Audio(12_000).decode(data, "x.wav")
+  np.testing.assert_array_equal(found, codecs.compress(LEVELS / 32768))
+  lines = capfd.readouterr().err
+  assert line in lines and bool(line) == bool(lines)
+
+
+def test_sound_has_the_same_levels_in_every_format():
+  sound = np.random.RandomState(0).randint(-128, 128, 400)
+  expected = codecs.compress(sound / 128)
+  assert codecs.compress(np.zeros(1)) == 128  # silence
+  for bits in (8, 16, 24, 32):
+    width = bits // 8
+    samples = sound << bits - 8
+    samples += 128 * (bits == 8)
+    content = samples.astype("<i8").view("u1").reshape(-1, 8)[:, :width]
+    form = (1, 1, 12_000, 0, width, bits)
+    data = riff((b"data", content.tobytes()), form=form)
+    found = codecs.Audio(12_000).decode(data, "x.wav")
+    np.testing.assert_array_equal(found, expected)
+  for dtype in "<f4", "<f8":
+    found = codecs.Audio(12_000).decode(wav((sound / 128).astype(dtype)), "x")
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_sound_a_little_too_loud_is_clipped_and_told(capfd):
+  data = wav(np.array([0.5, 1.2, -1]))
+  found = codecs.Audio(12_000).decode(data, "loud.wav")
+  np.testing.assert_array_equal(found, codecs.compress(np.array([0.5, 1, -1])))
+  assert "loud.wav: its samples reach 1.2, clipped" in capfd.readouterr().err
+
+
+def test_sound_of_no_samples_is_none():
+  for rate in 8_000, 12_000:
+    data = wav(np.zeros(0, np.int16), rate)
+    assert not len(codecs.Audio(12_000).decode(data, "x.wav"))
 
 
 def test_mu_law_is_monotonic_and_invertible():
@@ -228,7 +332,7 @@ def test_mu_law_is_monotonic_and_invertible():
 @pytest.mark.parametrize(
   "dtype, scale, offset",
   [
-    (np.uint8, 127.5, 127.5),
+    (np.uint8, 128, 128),
     (np.int16, 2**15 - 1, 0),
     (np.int32, 2**31 - 1, 0),
     (np.float32, 1, 0),

@@ -183,7 +183,7 @@ def test_vocabularies_and_units():
     (17, "bits/dim"): {"digits"},
     (256, "bits/dim"): {"cifar10", "cifar10_distaug", "imagenet64"},
     (256, "bits/byte"): {"bytes", "jsonl", "stdlib", "enwik8"},
-    (70_000, "bits/token"): {"tokens"},
+    (2**16, "bits/token"): {"tokens"},
     (27, "bits/character"): {"text8"},
     (4, "bits/base"): {"fasta"},
     (256, "bits/sample"): {"audio"},

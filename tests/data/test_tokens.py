@@ -50,6 +50,7 @@ def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
   while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
     base = base.base
   assert isinstance(base, np.memmap)
+  np.save(tmp_path / "x.npy", tokens.astype(np.uint32))
   more = config("tokens", tmp_path / "x.npy", vocab_size=top + 2)
   given = sample._prompts(data.source(more), 2, 3, "", ())
   assert given.dtype == np.min_scalar_type(top + 1)
@@ -130,9 +131,140 @@ def test_token_beyond_the_vocabulary_is_named(tmp_path):
   tokens = TOKENS.copy()
   tokens[777] = VOCABULARY
   write(tmp_path, tokens, ["train", "val", "test"])
-  message = f"train.bin: token {VOCABULARY} at index 777 is not .*{VOCABULARY};"
+  message = f"train.bin: token {VOCABULARY} of uint16 at index 777 is not"
   with pytest.raises(ValueError, match=message):
     source_of(tmp_path).examples("train")
+
+
+WORDS = np.arange(4000)
+LLM_C = np.zeros(256, "<i4")
+LLM_C[:3] = 20240520, 1, 4000
+LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
+
+
+@pytest.mark.parametrize(
+  "content, phrase",
+  [
+    (WORDS.astype("<u4"), "32- or 64-bit tokens"),
+    (WORDS.astype(">u4"), "32- or 64-bit tokens"),
+    (WORDS.astype("<i8"), "32- or 64-bit tokens"),
+    # Of 128,256 symbols, a third of which need more than 16 bits.
+    ((WORDS * 32).astype("<u4"), "32- or 64-bit tokens"),
+    ([LLM_C, WORDS.astype("<u2")], "llm.c's header of 1,024 bytes"),
+    ([LLAMA, WORDS.astype("<u4")], "llm.c's header"),
+    (np.frombuffer(b"the quick brown fox\n" * 9, np.uint8), "holds text"),
+    (np.ones(4001, np.uint8), "not a multiple of the data-type size"),
+    (np.ones(0, np.uint8), "empty file"),
+    # uint16 of the other byte order, and bytes.
+    (WORDS.astype(">u2"), "token 65294 of uint16 at index 3839 is not"),
+    (np.full(90, 200, np.uint8), "token 51400 of uint16 at index 0 is not"),
+  ],
+)
+def test_file_of_other_than_uint16_is_refused(tmp_path, content, phrase):
+  parts = content if isinstance(content, list) else [content]
+  (tmp_path / "x.bin").write_bytes(b"".join(x.tobytes() for x in parts))
+  with pytest.raises(ValueError, match=f"x.bin.*{phrase}"):
+    source_of(tmp_path / "x.bin").load()
+
+
+@pytest.mark.parametrize(
+  "tokens",
+  [
+    np.zeros(400),
+    np.random.RandomState(0).choice(2, 400),
+    np.random.RandomState(0).choice(27, 41),
+    np.random.RandomState(0).randint(0, VOCABULARY, 400),
+    [7] * 99 + [0],
+    [258],
+  ],
+)
+def test_file_of_uint16_is_not_refused(tmp_path, tokens):
+  np.array(tokens, "<u2").tofile(tmp_path / "x.bin")
+  (found,) = source_of(tmp_path).codec.read(tmp_path / "x.bin")
+  np.testing.assert_array_equal(found, tokens)
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("suffix", ["npy", "bin"])
+def test_vocabulary_that_the_dtype_cannot_hold_is_refused(
+  tmp_path, dtype, suffix
+):
+  path = tmp_path / f"x.{suffix}"
+  tokens = np.arange(1, 200, dtype=dtype)
+  if suffix == "npy":
+    np.save(path, tokens)
+  else:
+    tokens.astype("<u2").tofile(path)
+    dtype = np.uint16
+  fits = np.iinfo(dtype).max + 1
+  found = data.source(config("tokens", path, vocab_size=fits)).load()
+  np.testing.assert_array_equal(np.concatenate([*found.values()]), tokens)
+  message = f"x.{suffix} holds {np.dtype(dtype)}, too small for .*={fits + 1};"
+  with pytest.raises(ValueError, match=message):
+    data.source(config("tokens", path, vocab_size=fits + 1)).load()
+
+
+@pytest.mark.parametrize(
+  "tokens",
+  [
+    WORDS.astype(np.int64),
+    WORDS.astype(">u2"),
+    WORDS.astype(np.float32),
+    WORDS > 7,
+    WORDS.astype(np.uint16).reshape(1, -1),
+    np.array(7, np.uint16),
+  ],
+  ids=lambda x: f"{x.dtype} {x.shape}",
+)
+def test_array_that_is_no_row_of_tokens_is_refused(tmp_path, tokens):
+  np.save(tmp_path / "x.NPY", tokens)
+  (tmp_path / "x.NPY.npy").replace(tmp_path / "x.NPY")
+  with pytest.raises(ValueError, match="x.NPY holds .*; tokens must be a row"):
+    source_of(tmp_path / "x.NPY").load()
+
+
+def test_array_whose_file_holds_more_is_refused(tmp_path):
+  path = tmp_path / "x.npy"
+  with path.open("wb") as file:
+    np.save(file, TOKENS)
+    np.save(file, TOKENS)
+  with pytest.raises(
+    ValueError, match="x.npy .*: 1,928 bytes follow its array"
+  ):
+    source_of(path).load()
+  np.save(path, TOKENS)
+  content = path.read_bytes().replace(
+    b"(900,), }         ", b"(np.int64(900),), }"
+  )
+  path.write_bytes(content[:128] + content[129:])
+  with pytest.raises(ValueError, match="header has a call, such as np.int64"):
+    source_of(path).load()
+
+
+@pytest.mark.parametrize(
+  "table",
+  [
+    np.ones(VOCABULARY),
+    np.ones(VOCABULARY, bool),
+    np.ones(VOCABULARY - 1, int),
+    -np.ones(VOCABULARY, int),
+  ],
+  ids=["float", "bool", "short", "negative"],
+)
+def test_table_of_other_than_numbers_of_bytes_is_refused(tmp_path, table):
+  write(tmp_path)
+  np.save(tmp_path / "token_bytes.npy", table)
+  with pytest.raises(
+    ValueError, match="token_bytes.npy holds .*; it must have"
+  ):
+    source_of(tmp_path).load()
+
+
+def test_table_of_another_byte_order_counts_the_same_bytes(tmp_path):
+  write(tmp_path)
+  np.save(tmp_path / "token_bytes.npy", BYTES.astype(">i2"))
+  found = source_of(tmp_path).num_bytes("train", 900)
+  assert found == BYTES[TOKENS].sum()
 
 
 @pytest.mark.parametrize(

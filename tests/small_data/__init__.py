@@ -25,7 +25,7 @@ def config(name, path="", **changes):
   """The `data` group of a config."""
   fields = dict(length=16, columns=4, fractions=(0.5, 0.25, 0.25), rate=12_000)
   fields |= dict(symbols=7, period=6, noise=0.2, pairs=3, documents=False)
-  fields |= dict(vocab_size=70_000, sizes=(9, 3, 3), orders=())
+  fields |= dict(vocab_size=2**16, sizes=(9, 3, 3), orders=())
   fields |= dict(splits="auto")
   return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
 
@@ -134,7 +134,7 @@ def write(name, folder, patch):
     write_records(folder / "x.jsonl", ["some text", "and\nmore"] * 20)
   elif name == "tokens":
     path = folder / "x.npy"
-    np.save(path, np.random.RandomState(0).randint(0, 70_000, 300, np.uint32))
+    np.save(path, np.random.RandomState(0).randint(0, 2**16, 300, np.uint16))
   elif name == "images":
     pixels = np.random.RandomState(0).randint(0, 256, (12, 5, 4, 3), np.uint8)
     write_pictures(folder, pixels)

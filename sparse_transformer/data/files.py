@@ -50,6 +50,9 @@ def blame(what: pathlib.Path | str) -> Iterator[None]:
     reason = " ".join(str(error).split())  # on one line
     call = "its header has a call, such as np.int64(9): write a plain number"
     reason = re.sub("malformed node or string.*", call, reason)  # of a .npy
+    # What a library did not foresee says nothing of the file.
+    if isinstance(error, NameError | ArithmeticError):
+      reason = "its header makes no sense"
     raise ValueError(
       f"{what} is damaged or truncated, or of a kind that is not read; get it"
       f" again, or convert it: {reason or type(error).__name__}"

@@ -3,8 +3,8 @@
 import contextlib
 import functools
 import itertools
-import math
 import pathlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +18,7 @@ from sparse_transformer.data.sources import ConfigDict, Images, register
 # Training images for validation, as in the released code of Jun et al. 2020.
 IMAGENET64_HELD_OUT = 50_000
 CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
+PICTURES = ".png", ".jpg", ".jpeg"
 
 
 @register("digits", reads_path=False)
@@ -29,13 +30,19 @@ def digits(config: ConfigDict) -> Images:
     import sklearn.datasets
 
     images = sklearn.datasets.load_digits().images.astype(np.uint8)
-    # NumPy guarantees the same numbers in all versions for RandomState, not for
-    # Generator (NEP 19): a held-out image must stay held out.
-    order = np.random.RandomState(0).permutation(len(images))
-    parts = np.split(images[order], [-400, -200])
+    parts = np.split(images[_shuffled(len(images))], [-400, -200])
     return dict(zip(splits.SPLITS, parts, strict=True))
 
   return Images((8, 8, 1), 17, load)
+
+
+def _shuffled(number: int) -> np.ndarray:
+  """The numbers of images whose order means nothing, in a fixed order.
+
+  NumPy guarantees the same one in all versions for RandomState, not for
+  Generator (NEP 19): a held-out image must stay held out.
+  """
+  return np.random.RandomState(0).permutation(number)
 
 
 @register("imagenet64")
@@ -51,6 +58,11 @@ def imagenet64(config: ConfigDict) -> Images:
   def load():
     files.check_path(config.path)
     train, test = map(_open_array, paths)
+    if {train.shape[1:], test.shape[1:]} != {(64, 64, 3)}:
+      raise ValueError(
+        f"{paths[0]} and {paths[1]} hold {train.shape} and {test.shape}, not"
+        " images of 64 x 64 x 3; for others, set data.name to images"
+      )
     train, validation = np.split(train, [-IMAGENET64_HELD_OUT])
     return dict(train=train, validation=validation, test=test)
 
@@ -59,18 +71,27 @@ def imagenet64(config: ConfigDict) -> Images:
 
 @register("images")
 def any_images(config: ConfigDict) -> Images:
-  """PNG or JPEG files of one size in a folder, or the images of a .npy file."""
+  """PNG or JPEG files of one size in a folder, or the images of .npy files.
+
+  Unless names tell the splits, images are shuffled before they are cut: the
+  classes may be in turn. Clips are not, whose order is that of time.
+  """
   path = files.check_path(config.path)
-  names = (x.name for x in path.glob("*.npy"))
-  if path.suffix == ".npy" or any(map(splits.FILE.fullmatch, names)):
-    return _of_arrays(
-      splits.listed(path, ".npy", by=config.splits), config.fractions
+  if path.is_file() and path.suffix.lower() != ".npy":
+    raise ValueError(
+      f"{path} must be a folder of PNG or JPEG files, or a .npy file, to which"
+      " np.save writes an array of another kind of file"
     )
-  found = splits.listed(
-    path, ".png", ".jpg", ".jpeg", by_file=False, by=config.splits
-  )
+  if path.is_file() or _has_arrays(path):
+    found = splits.listed(path, ".npy", by=config.splits)
+    return _of_arrays(found, config.fractions)
+  found = splits.listed(path, *PICTURES, by_file=False, by=config.splits)
   every = [*dict.fromkeys(itertools.chain(*found.values()))]
   shape = _geometry(first := every[0])
+  if "validation" not in found:
+    whole = next(iter(found))  # which is cut
+    pictures = found[whole]
+    found[whole] = tuple(pictures[i] for i in _shuffled(len(pictures)))
   parts = splits.divide(found, config.fractions, "images")
 
   @functools.cache
@@ -84,14 +105,29 @@ def any_images(config: ConfigDict) -> Images:
           f" {shape}; all images must have one size: convert or remove it"
         )
 
+    # Here, each picture has been opened once, and Pillow's doubts told.
+    warnings.filterwarnings("ignore", module="PIL")
+
     def pixels(path):
-      with _opened(path) as image:
+      import PIL.ImageOps
+
+      with _opened(path) as (image, orientation):
+        if orientation != 1:
+          image = PIL.ImageOps.exif_transpose(image)
         return np.asarray(image.convert("L" if shape[2] == 1 else "RGB"))
 
     make = lambda paths: Lazy(len(paths), lambda i: pixels(paths[i]))
     return {split: make(paths) for split, paths in parts.items()}
 
   return Images(shape, 256, load, lambda: every)
+
+
+def _has_arrays(folder):
+  """Whether the images of a folder are in .npy files."""
+  if any(splits.FILE.fullmatch(x.name) for x in folder.glob("*.npy")):
+    return True
+  has = lambda *x: any(files.has_suffix(y, *x) for y in files.below(folder))
+  return has(".npy") and not has(*PICTURES)
 
 
 def _of_arrays(found, fractions):
@@ -102,49 +138,79 @@ def _of_arrays(found, fractions):
     names = ", ".join(map(str, arrays))
     raise ValueError(f"{names} have images of different sizes; give them one")
   join = lambda x: np.concatenate(x) if len(x) > 1 else x[0]
-  joined = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
-  parts = splits.divide(joined, fractions, "images")
-  return Images(shape, 256, lambda: parts, lambda: [*arrays])
+  parts = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
+  source = Images(shape, 256, lambda: parts, lambda: [*arrays])
+  if "validation" not in found:
+    whole = next(iter(found))  # which is cut
+    every = parts.pop(whole)
+    order = _shuffled(len(every))
+    if source.frames > 1:
+      order.sort()
+      files.tell(
+        f"{min(arrays)}: its clips of {source.frames} frames are cut in order,"
+        " as of time; for other splits, name files train.npy and val.npy"
+      )
+    make = lambda x: Lazy(len(x), lambda i: every[x[i]])
+    cut = splits.divide({whole: order} | parts, fractions, "images")
+    parts = {k: make(x) for k, x in cut.items() if k not in parts} | parts
+  return source
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[Any]:
-  """A picture, turned as the camera that took it was held."""
+def _opened(path: pathlib.Path) -> Iterator[tuple[Any, int]]:
+  """A picture as stored, and the EXIF orientation that its header tells."""
+  import PIL.ExifTags
   import PIL.Image
-  import PIL.ImageOps
 
   atomic.size(path)
   with files.blame(path), PIL.Image.open(path) as image:
-    is_photo = image.format in ("JPEG", "MPO")  # some phones write MPO
-    yield PIL.ImageOps.exif_transpose(image) if is_photo else image
+    # In other files, the tag may be behind the pixels, which would be decoded.
+    is_photo = image.format in ("JPEG", "MPO") or "exif" in image.info
+    tags = image.getexif() if is_photo else {}
+    yield image, tags.get(PIL.ExifTags.Base.Orientation, 1)
 
 
 def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
-  """The shape of a picture, read from its header."""
-  with _opened(path) as image:
-    mode, (columns, rows) = image.mode, image.size
-    # Pillow drops a transparent color, and the lower half of 16 bits.
-    mode += "A" * ("transparency" in image.info)
-    stored = [x[3] for x in getattr(image, "tile", ())]
-    mode += ";16" * (mode == "RGB" and ";16" in str(stored))
+  """The shape of a picture, turned as its camera was held, by its header."""
+  with warnings.catch_warnings(record=True) as doubts:
+    warnings.simplefilter("always")
+    with _opened(path) as (image, orientation):
+      mode, (columns, rows) = image.mode, image.size
+      # Pillow drops a transparent color, the lower half of 16 bits, and frames.
+      mode += "A" * ("transparency" in image.info)
+      stored = [x[3] for x in getattr(image, "tile", ())]
+      mode += ";16" * (mode == "RGB" and ";16" in str(stored))
+      number = getattr(image, "n_frames", 1)  # a phone's MPO has a small copy
+      mode += f", {number} times" * (number > 1 and image.format != "MPO")
+  for doubt in doubts:
+    files.tell(f"{path}: {doubt.message}")
   if mode not in CHANNELS:
     raise ValueError(
       f"{path} has the color mode {mode}; convert it to RGB or gray of 8 bits"
     )
+  if orientation in (5, 6, 7, 8):  # on its side
+    rows, columns = columns, rows
   return rows, columns, CHANNELS[mode]
 
 
 def _open_array(path: pathlib.Path) -> np.ndarray:
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
-  side = math.isqrt(math.prod(array.shape[1:]) // 3)
-  if side and array.shape[1:] == (3 * side**2,):  # flat and square
-    array = array.reshape(-1, side, side, 3)
-  shape: Any = array.shape if array.ndim == 4 else (*array.shape, 1)
-  is_sound = len(shape) == 4 and shape[3] in (1, 3) and array.size
+  shape = array.shape
+  if array.ndim == 3 and shape[2] > 4:
+    if shape[0] <= shape[2]:
+      files.tell(
+        f"{path}: read as {shape[0]:,} images of {shape[1]:,} x {shape[2]:,};"
+        " if its last axis counts them, save np.moveaxis(x, -1, 0)"
+      )
+    array = array[..., np.newaxis]
+  is_sound = array.ndim == 4 and array.shape[3] in (1, 3) and array.size
   if array.dtype != np.uint8 or not is_sound:
     raise ValueError(
-      f"{path} holds {array.dtype} {array.shape}; images must be uint8 (number,"
-      " rows, columns) or (number, rows, columns, 1 or 3 channels)"
+      f"{path} holds {array.dtype} {shape}; images must be uint8 (number, rows,"
+      " 5 or more columns) or (number, rows, columns, 1 or 3 channels): of one,"
+      " save x[None]; of flat pixels, x.reshape(-1, rows, columns, 3); of"
+      " planes, as CIFAR-10 and ImageNet 64x64 are published,"
+      " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"
     )
-  return array.reshape(shape)
+  return array

@@ -32,13 +32,21 @@ def wav(samples, rate=12_000):
 
 def riff(*chunks, form=(1, 1, 12_000, 24_000, 2, 16), more=b"", name=b"RIFF"):
   """A WAV file of chunks (name, content[, claimed size]) after its format."""
-  fmt = struct.pack("<HHIIHH", *form) + more
+  order = ">" if name == b"RIFX" else "<"
   content = b""
-  for name_of, part, *size in [(b"fmt ", fmt), *chunks]:
+  fmt = b"fmt ", struct.pack(order + "HHIIHH", *form) + more
+  first = [x for x in chunks if x[0] == b"ds64"]
+  for name_of, part, *size in [*first, fmt, *chunks[len(first) :]]:
     claimed = size[0] if size else len(part)
-    content += name_of + struct.pack("<I", claimed) + part
+    content += name_of + struct.pack(order + "I", claimed) + part
     content += bytes(len(part) % 2)
-  return name + struct.pack("<I", 4 + len(content)) + b"WAVE" + content
+  return name + struct.pack(order + "I", 4 + len(content)) + b"WAVE" + content
+
+
+LEVELS = np.array([0, 200, -9000, 32767, -32768], "<i2")
+SOUND = (b"data", LEVELS.tobytes())
+EXTENSIBLE = struct.pack("<HHIH", 22, 16, 4, 1)  # its format is 1, of PCM
+EXTENSIBLE += bytes.fromhex("000000001000800000aa00389b71")
 
 
 def claiming(size):
@@ -93,23 +101,27 @@ def test_several_sequences_are_saved(tmp_path):
     ("x.wav", claiming(2**30), ["'data' has 100 of 1,073,741,824 bytes"]),
     ("x.wav", wav(np.zeros(50, np.int16))[:-1], ["damaged or truncated"]),
     ("x.wav", claiming(0), ["does not count its last 100 bytes"]),
-    ("x.wav", riff(), ["has no chunk b'data'"]),
+    ("x.wav", riff(), ["has 0 chunks b'data', not one"]),
+    (
+      "x.wav",
+      riff((b"data", b"12"), (b"data", b"34")),
+      ["has 2 chunks b'data'"],
+    ),
     ("x.wav", riff((b"data", bytes(3))), ["multiple of element size"]),
-    ("x.wav", riff((b"data", b""), name=b"RIFX"), ["begin with RIFF"]),
-    # A-law, mu-law, ADPCM; 24 bits in 4 bytes, above or below; floats of 16.
+    ("x.wav", b"FORM" + riff(SOUND)[4:], ["damaged", "FORM"]),
+    # A-law, mu-law, ADPCM; frames of no bytes; floats of 16 bits.
     *(
       (
         "x.wav",
-        riff((b"data", b""), form=(tag, 1, 9000, 9000, block, bits)),
-        [x],
+        riff((b"data", b""), form=(tag, 1, 9000, 9000 * block, block, bits)),
+        ["x.wav is damaged or truncated, or of a kind that is not read", x],
       )
       for tag, block, bits, x in (
-        (6, 1, 8, "format 6 of 8 bits in 1 bytes"),
-        (7, 1, 8, "format 7 of 8 bits in 1 bytes"),
-        (17, 256, 4, "format 17 of 4 bits in 256 bytes"),
-        (1, 4, 24, "format 1 of 24 bits in 4 bytes"),
-        (1, 0, 16, "format 1 of 16 bits in 0 bytes"),
-        (3, 2, 16, "format 3 of 16 bits in 2 bytes"),
+        (6, 1, 8, "ALAW"),
+        (7, 1, 8, "MULAW"),
+        (17, 256, 4, "DVI_ADPCM"),
+        (1, 0, 16, "its header makes no sense"),
+        (3, 2, 16, "16-bit floating-point"),
       )
     ),
     ("x.wav", wav(np.zeros((9, 2), "i2")), ["x.wav has 2 channels; mix it"]),
@@ -243,11 +255,6 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   assert "4,000 N, 100 R" in capsys.readouterr().err
 
 
-LEVELS = np.array([0, 200, -9000, 32767, -32768], "<i2")
-SOUND = (b"data", LEVELS.tobytes())
-EXTENSIBLE = struct.pack("<HHIH14x", 22, 16, 4, 1)  # its format is 1
-
-
 @pytest.mark.parametrize(
   "data, line",
   [
@@ -255,14 +262,11 @@ EXTENSIBLE = struct.pack("<HHIH14x", 22, 16, 4, 1)  # its format is 1
     (riff(SOUND).replace(b"RIFF", b"RIFF\0\0\0\0")[:8] + riff(SOUND)[8:], ""),
     (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x")), ""),
     (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x"))[:-1], ""),
-    (
-      riff((b"data", SOUND[1][:4]), (b"LIST", b""), (b"data", SOUND[1][4:])),
-      "",
-    ),
-    (riff(SOUND, form=(0xFFFE, 1, 12_000, 0, 2, 16), more=EXTENSIBLE), ""),
+    (riff(SOUND, form=(0xFFFE, 1, 12_000, 24_000, 2, 16), more=EXTENSIBLE), ""),
+    (riff((b"data", LEVELS.astype(">i2").tobytes()), name=b"RIFX"), ""),
     (
       riff(
-        (b"ds64", struct.pack("<QQQ", 0, 10, 5)),
+        (b"ds64", struct.pack("<QQQ", 90, 10, 5)),
         (*SOUND, 2**32 - 1),
         (b"LIST", b"info"),
         name=b"RF64",
@@ -295,7 +299,7 @@ def test_sound_has_the_same_levels_in_every_format():
     samples = sound << bits - 8
     samples += 128 * (bits == 8)
     content = samples.astype("<i8").view("u1").reshape(-1, 8)[:, :width]
-    form = (1, 1, 12_000, 0, width, bits)
+    form = (1, 1, 12_000, 12_000 * width, width, bits)
     data = riff((b"data", content.tobytes()), form=form)
     found = codecs.Audio(12_000).decode(data, "x.wav")
     np.testing.assert_array_equal(found, expected)

@@ -4,6 +4,7 @@ import base64
 
 import numpy as np
 import PIL.Image
+import PIL.ImageFile
 import pytest
 import small_data
 from small_data import config
@@ -46,7 +47,7 @@ def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
 
 def test_arrays_are_splits_by_their_names(tmp_path, arrays):
   train, valid = arrays
-  np.save(tmp_path / "imagenet64-train.npy", train.reshape(len(train), -1))
+  np.save(tmp_path / "imagenet64-train.npy", train)
   np.save(tmp_path / "imagenet64-valid.npy", valid)
   source = data.source(config("images", tmp_path))
   assert source.shape == (64, 64, 3)
@@ -57,7 +58,8 @@ def test_arrays_are_splits_by_their_names(tmp_path, arrays):
     data.source(config("images", tmp_path))
 
 
-PIXELS = np.random.RandomState(0).randint(0, 256, (12, 5, 4, 3), np.uint8)
+PIXELS = np.random.RandomState(0).randint(0, 256, (12, 5, 6, 3), np.uint8)
+ORDER = np.random.RandomState(0).permutation(12)  # before they are cut
 
 
 @pytest.mark.parametrize("pixels", [PIXELS, PIXELS[..., 0]], ids=["RGB", "L"])
@@ -70,8 +72,8 @@ def test_pictures_and_their_array_give_the_same_sequences(tmp_path, pixels):
     data.source(config("images", p)) for p in (tmp_path, tmp_path / "x.npy")
   ]
   for source in found:
-    assert source.shape == (5, 4, 3 if pixels.ndim == 4 else 1)
-    assert_splits(source, *np.split(pixels, [6, 9]))
+    assert source.shape == (5, 6, 3 if pixels.ndim == 4 else 1)
+    assert_splits(source, *np.split(pixels[ORDER], [6, 9]))
   digest, there = found[0].digest(), tmp_path / "there"
   (there / "001.png").replace(there / "000.png")
   assert data.source(config("images", tmp_path)).digest() != digest
@@ -81,24 +83,172 @@ def test_gray_picture_among_others_has_three_equal_channels(tmp_path):
   small_data.write_pictures(tmp_path, PIXELS)
   small_data.write_pictures(tmp_path, PIXELS[:1, ..., 0], ".z.png")
   source = data.source(config("images", tmp_path))
-  gray = source.examples("train")[1]  # 000.png, 000.z.png
-  np.testing.assert_array_equal(gray, PIXELS[0, ..., 0].repeat(3))
+  found = [bytes(x) for split in data.SPLITS for x in source.examples(split)]
+  assert len(found) == 13 and bytes(PIXELS[0, ..., 0].repeat(3)) in found
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "MPO"])
-def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind):
-  gray = np.zeros((8, 16), np.uint8)
-  gray[:, :8] = 255
+def test_classes_in_turn_are_in_all_splits(tmp_path):
+  pixels = np.repeat(np.arange(10, dtype=np.uint8), 30)
+  pixels = np.tile(pixels[:, None, None], (1, 5, 6))
+  for i, image in enumerate(pixels):
+    folder = tmp_path / f"{image[0, 0]}"
+    small_data.write_pictures(folder / f"{i:03}", [image])
+  np.save(tmp_path / "x.npy", pixels)
+  for path in tmp_path, tmp_path / "x.npy":
+    source = data.source(config("images", path, fractions=(0.8, 0.1, 0.1)))
+    for split in data.SPLITS:
+      classes = {int(x[0]) for x in source.examples(split)}
+      assert len(classes) >= 9, (path, split)
+  # Splits that names tell are in order.
+  for name in "train", "val":
+    (folder := tmp_path / "named" / name).mkdir(parents=True)
+    np.save(folder / "x.npy", pixels)
+  source = data.source(config("images", tmp_path / "named"))
+  assert_splits(source, pixels, pixels, pixels)
+
+
+def test_clips_are_cut_in_the_order_of_time(tmp_path, capfd):
+  clips = PIXELS.reshape(12, 90)[:, :80].reshape(12, 20, 4)[..., None]
+  np.save(tmp_path / "x.npy", clips)
+  source = data.source(config("images", tmp_path / "x.npy"))
+  assert source.frames == 5
+  assert_splits(source, *np.split(clips, [6, 9]))
+  assert (
+    "x.npy: its clips of 5 frames are cut in order" in capfd.readouterr().err
+  )
+
+
+PLANES = PIXELS[:, :, :5].transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize(
+  "array",
+  [
+    PLANES.reshape(12, -1),  # flat: by planes, or by pixels
+    PLANES,
+    PLANES.transpose(2, 3, 1, 0),
+    PIXELS[0],  # one picture
+    PIXELS[0, ..., [0, 1, 2, 2]].transpose(1, 2, 0),
+    PIXELS[..., [0, 1, 2, 2]],
+    PIXELS[..., :2],
+    PIXELS[None],
+    PIXELS / 255,
+    PIXELS.astype(np.float32),
+    PIXELS.astype(int),
+    PIXELS > 127,
+    PIXELS[:0],
+    np.uint8(7),
+  ],
+  ids=lambda x: f"{x.dtype} {x.shape}",
+)
+def test_array_that_may_be_other_images_is_refused(tmp_path, array):
+  np.save(tmp_path / "x.npy", array)
+  with pytest.raises(ValueError, match="x.npy (holds|is damaged)") as error:
+    data.source(config("images", tmp_path / "x.npy"))
+  if array.size:
+    assert "of planes, as CIFAR-10" in str(error.value)
+
+
+def test_advice_on_flat_rows_gives_the_images():
+  rows, columns = 8, 8
+  colors = (255, 0, 0), (9, 8, 7)
+  x = np.array([[np.full(64, level) for level in c] for c in colors])
+  x = x.reshape(2, -1)
+  found = x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)
+  assert found.shape == (2, 8, 8, 3) and (found[1] == colors[1]).all()
+  x = np.tile(colors[1], (2, 64))
+  assert (x.reshape(-1, rows, columns, 3) == colors[1]).all()
+
+
+def test_array_whose_last_axis_may_count_is_told(tmp_path, capfd):
+  np.save(tmp_path / "x.npy", PIXELS[..., 0].transpose(1, 2, 0))
+  source = data.source(config("images", tmp_path / "x.npy"))
+  assert source.shape == (6, 12, 1)
+  told = "x.npy: read as 5 images of 6 x 12; if its last axis counts them"
+  assert told in capfd.readouterr().err
+  np.save(tmp_path / "y.npy", PIXELS[..., 0])
+  assert data.source(config("images", tmp_path / "y.npy")).shape == (5, 6, 1)
+  assert not capfd.readouterr().err
+
+
+def test_array_in_the_order_of_columns_is_the_same(tmp_path):
+  np.save(tmp_path / "x.npy", np.asfortranarray(PIXELS))
+  source = data.source(config("images", tmp_path / "x.npy"))
+  assert_splits(source, *np.split(PIXELS[ORDER], [6, 9]))
+
+
+def test_arrays_of_any_name_are_read_where_no_pictures_are(tmp_path):
+  np.save(tmp_path / "train-images.npy", PIXELS)
+  source = data.source(config("images", tmp_path))
+  assert_splits(source, *np.split(PIXELS[ORDER], [6, 9]))
+  np.save(tmp_path / "train-labels.npy", np.arange(12))
+  with pytest.raises(
+    ValueError, match=r"labels.npy holds int64 \(12,\); images"
+  ):
+    data.source(config("images", tmp_path))
+  small_data.write_pictures(tmp_path / "below", PIXELS[:, :4])
+  assert data.source(config("images", tmp_path)).shape == (4, 6, 3)
+
+
+@pytest.mark.parametrize("name", ["x.npz", "x-idx3-ubyte", "x.png", "x.mat"])
+def test_file_of_another_kind_is_refused(tmp_path, name):
+  np.savez(path := tmp_path / "x.npz", x=PIXELS)
+  path = path.rename(tmp_path / name)
+  with pytest.raises(
+    ValueError, match=f"{name} must be a folder of PNG or JPEG"
+  ):
+    data.source(config("images", path))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "MPO", "PNG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind, orientation):
+  image = np.zeros((8, 16), np.uint8)
+  image[:, :8] = 255
+  image[:4, :8] = 128
   exif = PIL.Image.Exif()
-  exif[0x0112] = 6  # to be turned by 90 degrees, clockwise
+  exif[0x0112] = orientation
+  name = "x.png" if kind == "PNG" else "x.jpg"
+  photo = PIL.Image.fromarray(image)
+  more = dict(save_all=True, append_images=[photo]) if kind == "MPO" else {}
   for i in range(4):
-    photo = PIL.Image.fromarray(gray)
-    more = dict(save_all=True, append_images=[photo]) if kind == "MPO" else {}
-    photo.save(tmp_path / f"{i}.jpg", kind, exif=exif, **more)
+    photo.save(tmp_path / f"{i}{name}", kind, exif=exif, **more)
+  source = data.source(config("images", tmp_path))
+  # Where the tag puts the first row and the first column, by its definition.
+  turned = {
+    1: image,
+    2: image[:, ::-1],
+    3: image[::-1, ::-1],
+    4: image[::-1],
+    5: image.T,
+    6: image.T[:, ::-1],
+    7: image.T[::-1, ::-1],
+    8: image.T[::-1],
+  }[orientation]
+  assert source.shape == (*turned.shape, 1)
+  found = source.examples("train")[0].reshape(turned.shape)
+  np.testing.assert_allclose(found, turned, atol=5)
+
+
+def test_size_of_a_photo_is_read_without_its_pixels(tmp_path, monkeypatch):
+  exif = PIL.Image.Exif()
+  exif[0x0112] = 6
+  for i in range(4):
+    path = tmp_path / f"{i}.jpg"
+    PIL.Image.new("L", (16, 8)).save(path, exif=exif)
+  decoded = []
+  load = PIL.ImageFile.ImageFile.load
+  monkeypatch.setattr(
+    PIL.ImageFile.ImageFile,
+    "load",
+    lambda self: (decoded.append(self), load(self))[1],
+  )
   source = data.source(config("images", tmp_path))
   assert source.shape == (16, 8, 1)
-  image = source.examples("train")[0].reshape(16, 8)
-  assert image[:8].min() > 250 and image[8:].max() < 5
+  source.digest()
+  assert not decoded
+  assert source.examples("train")[0].shape == (128,)
+  assert decoded
 
 
 # A pixel, RGB of 16 bits, which Pillow reads and does not write.
@@ -116,13 +266,39 @@ def test_picture_that_would_lose_something_is_rejected(tmp_path):
   with pytest.raises(ValueError, match="0.png has the color mode RGB;16; conv"):
     data.source(config("images", tmp_path))
 
+  frames = [PIL.Image.new("L", (4, 5), level) for level in (0, 9)]
+  more = dict(save_all=True, append_images=frames[1:])
+  frames[0].save(tmp_path / "0.png", **more)
+  with pytest.raises(ValueError, match="0.png has the color mode L, 2 times"):
+    data.source(config("images", tmp_path))
+  for mode in "1", "P", "LA", "RGBA", "I;16":
+    PIL.Image.new(mode, (4, 5)).save(tmp_path / "0.png")
+    with pytest.raises(ValueError, match=f"0.png has the color mode {mode}"):
+      data.source(config("images", tmp_path))
+  (tmp_path / "0.png").unlink()
+  PIL.Image.new("CMYK", (4, 5)).save(tmp_path / "0.jpg")
+  with pytest.raises(ValueError, match="0.jpg has the color mode CMYK; conv"):
+    data.source(config("images", tmp_path))
+
+
+def test_doubts_of_pillow_are_a_line_that_names_the_picture(tmp_path, capfd):
+  small_data.write_pictures(tmp_path, PIXELS)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 20)
+    source = data.source(config("images", tmp_path))
+    list(source.examples("train"))
+  lines = capfd.readouterr().err.splitlines()
+  assert len(lines) == 12
+  assert f"{tmp_path}/000.png: Image size (30 pixels) exceeds" in lines[0]
+
 
 def test_unsound_picture_is_an_error_that_names_it(tmp_path):
   small_data.write_pictures(tmp_path, PIXELS)
-  source, path = data.source(config("images", tmp_path)), tmp_path / "008.png"
+  source, number = data.source(config("images", tmp_path)), ORDER[8]
+  path = tmp_path / f"{number:03}.png"
   content = path.read_bytes()
   PIL.Image.fromarray(PIXELS[0, :4]).save(path)
-  message = r"has .*\(4, 4, 3\), but .*000.png has \(5, 4, 3\); all"
+  message = r"has .*\(4, 6, 3\), but .*000.png has \(5, 6, 3\); all"
   with pytest.raises(ValueError, match=f"{path} {message}"):
     source.examples("test")
   path.write_bytes(content[:-30])
@@ -131,7 +307,7 @@ def test_unsound_picture_is_an_error_that_names_it(tmp_path):
   gray = tmp_path / "gray"
   small_data.write_pictures(gray, [*PIXELS[:3, ..., 0], *PIXELS[:3]])
   with pytest.raises(
-    ValueError, match=r"003.png has .*\(5, 4, 3\), .*\(5, 4, 1\)"
+    ValueError, match=r"00.\.png has .*\(5, 6, 3\), .*\(5, 6, 1\)"
   ):
     data.source(config("images", gray)).examples("train")
 
@@ -146,6 +322,24 @@ def test_array_that_is_missing_or_claims_too_much_is_named(tmp_path, arrays):
   path.unlink()
   with pytest.raises(FileNotFoundError, match=f"{path}"):
     data.source(config("imagenet64", tmp_path)).examples("test")
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda x: x[:, :32, :32],
+    lambda x: x.reshape(len(x), -1),
+    lambda x: x.transpose(0, 3, 1, 2),
+    lambda x: x[..., :1],
+    lambda x: x / 255,
+  ],
+)
+def test_imagenet64_of_other_than_its_images_is_refused(
+  tmp_path, arrays, change
+):
+  np.save(tmp_path / "valid_64x64.npy", change(arrays[1]))
+  with pytest.raises(ValueError, match="valid_64x64.npy hold"):
+    data.source(config("imagenet64", tmp_path)).examples("train")
 
 
 def test_digest_covers_every_byte_of_the_files(tmp_path, arrays):

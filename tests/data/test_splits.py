@@ -268,7 +268,7 @@ def test_digest_says_how_the_same_data_are_divided(tmp_path, name):
 def test_digest_says_how_the_same_arrays_are_divided(tmp_path):
   names = [f"{x}.npy" for x in ("train-1", "train-2", "val-3")]
   for name in names:
-    np.save(tmp_path / name, np.ones((4, 2, 2), np.uint8))
+    np.save(tmp_path / name, np.ones((4, 8, 8), np.uint8))
   digest = lambda: data.source(config("images", tmp_path)).digest()
   first = digest()
   assert first["splits"] == [8, 4, 4]

@@ -9,10 +9,11 @@ import pytest
 import runs
 from small_data import config
 
-from sparse_transformer import data, sample
+from sparse_transformer import data
 from sparse_transformer.data import files
 from sparse_transformer.model import sampling
 from sparse_transformer.training import loop, metrics
+from sparse_transformer.training.evaluation import samples
 from sparse_transformer.training.experiment import Experiment
 
 VOCABULARY = 50_304
@@ -52,8 +53,8 @@ def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
   assert isinstance(base, np.memmap)
   np.save(tmp_path / "x.npy", tokens.astype(np.uint32))
   more = config("tokens", tmp_path / "x.npy", vocab_size=top + 2)
-  given = sample._prompts(data.source(more), 2, 3, "", ())
-  assert given.dtype == np.min_scalar_type(top + 1)
+  prompts = samples.no_prompts(data.source(more), 2)
+  assert prompts.dtype == np.min_scalar_type(top + 1)
 
 
 @pytest.mark.parametrize("by", ["names", "fractions"])

@@ -169,9 +169,10 @@ class Joined:
       return self.parts[0][:0]
     first = bisect.bisect_right(self.starts, start) - 1
     last = bisect.bisect_left(self.starts, stop) - 1
-    found = self.parts[first : last + 1]
-    found[-1] = found[-1][: stop - self.starts[last]]
-    found[0] = found[0][start - self.starts[first] :]
+    found = [
+      self.parts[i][max(0, start - self.starts[i]) : stop - self.starts[i]]
+      for i in range(first, last + 1)
+    ]
     return Joined(found) if len(found) > 1 else found[0]
 
 

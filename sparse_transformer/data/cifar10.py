@@ -120,8 +120,10 @@ def _read(folder, split, example):
     with files.blame(folder):
       record = records[i]
       if is_encoded:
-        image = PIL.Image.open(io.BytesIO(record["image"])).convert("RGB")
+        image = PIL.Image.open(io.BytesIO(record["image"]))
         record["image"] = np.asarray(image)
+      if (shape := record["image"].shape) != (32, 32, 3):
+        raise ValueError(f"it has an image of {shape}, not RGB of 32 x 32")
       return example(record)
 
   # The length comes from dataset_info.json: a file that is truncated or has too

@@ -239,7 +239,14 @@ def _check_letters(text, letters, path, known):
     )
 
 
-HEADER = 1024  # bytes in a .bin file of llm.c, four of them not 0
+# What .bin files begin with that are no rows of integers, by what they are.
+NO_TOKENS = {
+  "text": rb"[\t-~]{16,}\Z",
+  "a NumPy array": rb"\x93NUMPY",
+  "an archive": rb"PK\x03\x04",
+  "Megatron's index": rb"MMIDIDX",
+  "llm.c's header of 1,024 bytes": rb"(?s)(?!\0{16}).{16}\0{1008}",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -323,11 +330,9 @@ class Tokens(Codec):
 def _other_than_uint16(words: np.ndarray) -> str:
   """What a .bin file holds if it does not hold tokens of uint16, or ""."""
   words = words[: files.BLOCK]
-  start = words[: HEADER // 2].tobytes()
-  if re.fullmatch(rb"[\t-~]{16,}", start):
-    return "text"
-  if len(start) == HEADER and any(start) and not any(start[16:]):
-    return f"llm.c's header of {HEADER:,} bytes"
+  for kind, pattern in NO_TOKENS.items():
+    if re.match(pattern, words[:512].tobytes()):
+      return kind
   # Those of a text are as often 0 in even places as in odd ones.
   pairs = words[len(words) % 2 :].reshape(-1, 2)
   if len(pairs) and np.ptp((pairs == 0).mean(axis=0)) > 0.4:

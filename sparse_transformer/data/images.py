@@ -30,14 +30,14 @@ def digits(config: ConfigDict) -> Images:
     import sklearn.datasets
 
     images = sklearn.datasets.load_digits().images.astype(np.uint8)
-    parts = np.split(images[_shuffled(len(images))], [-400, -200])
+    parts = np.split(images[_order(len(images))], [-400, -200])
     return dict(zip(splits.SPLITS, parts, strict=True))
 
   return Images((8, 8, 1), 17, load)
 
 
-def _shuffled(number: int) -> np.ndarray:
-  """The numbers of images whose order means nothing, in a fixed order.
+def _order(number: int) -> np.ndarray:
+  """A fixed order of images, for those whose own order means nothing.
 
   NumPy guarantees the same one in all versions for RandomState, not for
   Generator (NEP 19): a held-out image must stay held out.
@@ -88,11 +88,7 @@ def any_images(config: ConfigDict) -> Images:
   found = splits.listed(path, *PICTURES, by_file=False, by=config.splits)
   every = [*dict.fromkeys(itertools.chain(*found.values()))]
   shape = _geometry(first := every[0])
-  if "validation" not in found:
-    whole = next(iter(found))  # which is cut
-    pictures = found[whole]
-    found[whole] = tuple(pictures[i] for i in _shuffled(len(pictures)))
-  parts = splits.divide(found, config.fractions, "images")
+  parts = _divide(found, config.fractions)
 
   @functools.cache
   def load():
@@ -138,22 +134,31 @@ def _of_arrays(found, fractions):
     names = ", ".join(map(str, arrays))
     raise ValueError(f"{names} have images of different sizes; give them one")
   join = lambda x: np.concatenate(x) if len(x) > 1 else x[0]
-  parts = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
+  joined = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
   source = Images(shape, 256, lambda: parts, lambda: [*arrays])
-  if "validation" not in found:
-    whole = next(iter(found))  # which is cut
-    every = parts.pop(whole)
-    order = _shuffled(len(every))
-    if source.frames > 1:
-      order.sort()
-      files.tell(
-        f"{min(arrays)}: its clips of {source.frames} frames are cut in order,"
-        " as of time; for other splits, name files train.npy and val.npy"
-      )
-    make = lambda x: Lazy(len(x), lambda i: every[x[i]])
-    cut = splits.divide({whole: order} | parts, fractions, "images")
-    parts = {k: make(x) for k, x in cut.items() if k not in parts} | parts
+  parts = _divide(joined, fractions, source.frames)
   return source
+
+
+def _divide(found, fractions, frames=1):
+  """Cuts the splits that names do not tell out of images in a fixed order.
+
+  Their own may be that of classes. Clips stay in theirs, which is of time.
+  """
+  if "validation" in found:
+    return found
+  whole = next(iter(found))
+  images = found[whole]
+  order = _order(len(images))
+  if frames > 1:
+    order.sort()
+    files.tell(
+      f"clips of {frames} frames are split in their order, as of time; for"
+      " other splits, name files train.npy, val.npy and test.npy"
+    )
+  cut = splits.divide({**found, whole: order}, fractions, "images")
+  make = lambda x: Lazy(len(x), lambda i: images[x[i]])
+  return {k: found[k] if x is found.get(k) else make(x) for k, x in cut.items()}
 
 
 @contextlib.contextmanager

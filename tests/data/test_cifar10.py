@@ -23,18 +23,16 @@ def rows(root, split, name="cifar10"):
   return list(map(bytes, data.source(config(name, root)).examples(split)))
 
 
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory):
+def prepare(root, pixels=PIXELS):
   """9 training and 4 test images, as the stock builder writes them."""
   import tensorflow_datasets as tfds
 
   def examples(numbers):
     for i in numbers:
-      PIL.Image.fromarray(PIXELS[i]).save(file := io.BytesIO(), "PNG")
+      PIL.Image.fromarray(pixels[i]).save(file := io.BytesIO(), "PNG")
       file.seek(0)
       yield i, {"id": f"{i}", "image": file, "label": i % 10}
 
-  root = tmp_path_factory.mktemp("prepared")
   builder = tfds.builder("cifar10", data_dir=root, file_format="array_record")
   builder._split_generators = lambda dl_manager: {
     "train": examples(range(9)),
@@ -42,6 +40,11 @@ def prepared(tmp_path_factory):
   }
   builder.download_and_prepare()
   return root
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+  return prepare(tmp_path_factory.mktemp("prepared"))
 
 
 @pytest.fixture
@@ -86,6 +89,16 @@ def test_gray_is_the_luma_of_itu_r_601():
   image[0, 3:] = [[255] * 3, [10, 20, 30]]
   # 76.22, 149.69, 29.07, 254.97, 18.15
   assert cifar10.gray(image).tolist() == [76, 150, 29, 255, 18]
+
+
+@pytest.mark.parametrize(
+  "pixels", [PIXELS[:, :16, :16], PIXELS[..., 0], PIXELS[..., [0, 1, 2, 2]]]
+)
+def test_images_of_another_kind_are_refused(tmp_path, pixels):
+  prepare(tmp_path, pixels)
+  for name in "cifar10", "cifar10_distaug", "cifar10_gray":
+    with pytest.raises(ValueError, match=r"an image of .*, not RGB of 32 x 32"):
+      data.source(config(name, tmp_path)).examples("train")
 
 
 def test_newest_finished_version_is_read(root, folder):

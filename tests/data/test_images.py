@@ -113,9 +113,7 @@ def test_clips_are_cut_in_the_order_of_time(tmp_path, capfd):
   source = data.source(config("images", tmp_path / "x.npy"))
   assert source.frames == 5
   assert_splits(source, *np.split(clips, [6, 9]))
-  assert (
-    "x.npy: its clips of 5 frames are cut in order" in capfd.readouterr().err
-  )
+  assert "clips of 5 frames are split in their order" in capfd.readouterr().err
 
 
 PLANES = PIXELS[:, :, :5].transpose(0, 3, 1, 2)
@@ -339,6 +337,12 @@ def test_imagenet64_of_other_than_its_images_is_refused(
 ):
   np.save(tmp_path / "valid_64x64.npy", change(arrays[1]))
   with pytest.raises(ValueError, match="valid_64x64.npy hold"):
+    data.source(config("imagenet64", tmp_path)).examples("train")
+
+
+def test_imagenet64_needs_more_than_the_images_held_out(tmp_path, arrays):
+  np.save(tmp_path / "train_64x64.npy", arrays[0][:2])
+  with pytest.raises(ValueError, match="the train split is empty"):
     data.source(config("imagenet64", tmp_path)).examples("train")
 
 

@@ -1,5 +1,6 @@
 """Tests of tokens: their files, a run on them, and its bits per byte."""
 
+import io
 import math
 import os
 import tracemalloc
@@ -140,6 +141,8 @@ def test_token_beyond_the_vocabulary_is_named(tmp_path):
 WORDS = np.arange(4000)
 LLM_C = np.zeros(256, "<i4")
 LLM_C[:3] = 20240520, 1, 4000
+np.save(NPY := io.BytesIO(), WORDS)
+NPY = NPY.getvalue()
 LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
 
 
@@ -154,6 +157,9 @@ LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
     ([LLM_C, WORDS.astype("<u2")], "llm.c's header of 1,024 bytes"),
     ([LLAMA, WORDS.astype("<u4")], "llm.c's header"),
     (np.frombuffer(b"the quick brown fox\n" * 9, np.uint8), "holds text"),
+    (np.frombuffer(b"PK\x03\x04" + bytes(99) + b"!", np.uint8), "an archive"),
+    (np.frombuffer(b"MMIDIDX\0\0" + bytes(99), np.uint8), "Megatron's index"),
+    (np.frombuffer(NPY, np.uint8), "a NumPy array"),
     (np.ones(4001, np.uint8), "not a multiple of the data-type size"),
     (np.ones(0, np.uint8), "empty file"),
     # uint16 of the other byte order, and bytes.

@@ -28,6 +28,7 @@ class Codec:
   symbols: str = "symbols"  # what they stand for, in order
   separator: int | None = None  # the symbol after each document, if any
   suffix: str = ".txt"  # of files of samples
+  told: set[str]  # by `doubt`
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     """The symbols of decompressed data; ValueError if it is of another kind."""
@@ -36,6 +37,12 @@ class Codec:
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
     """The symbols of a file of data, in parts, see `decode`."""
     return [self.decode(data, path) for data in files.parts(path)]
+
+  def doubt(self, path: pathlib.Path, odd: str, result: str) -> None:
+    """Tells what is odd in a file, once: a folder may have thousands."""
+    if odd not in self.told:
+      self.told.add(odd)
+      files.tell(f"warning: {path} has {odd}, and so may others: {result}")
 
   def encode(self, sequences: Rows) -> bytes:
     """The contents of a file of rows of symbols."""
@@ -64,11 +71,11 @@ class Text(Codec):
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
     kind = files.kind(data)
-    if kind and kind not in self.told:  # a folder may have thousands
-      self.told.add(kind)
-      files.tell(
-        f"warning: {path} has {kind}, unlike text, and so may others: unpack or"
-        " convert archives and pictures, or leave them out"
+    if kind:
+      self.doubt(
+        path,
+        f"{kind}, unlike text",
+        "unpack or convert archives and pictures, or leave them out",
       )
     return np.frombuffer(self.document(data, path), np.uint8)
 
@@ -351,6 +358,7 @@ class Audio(Codec):
   """Mono sound as 8-bit mu-law, at `rate` samples per second."""
 
   rate: int
+  told: set[str] = dataclasses.field(default_factory=set, compare=False)
   vocab_size = 256
   unit = "bits/sample"
   symbols = "mu-law levels"
@@ -359,7 +367,8 @@ class Audio(Codec):
     import scipy.io.wavfile
 
     with files.blame(path), warnings.catch_warnings():
-      _check_chunks(data, path)
+      if odd := _check_chunks(data):
+        self.doubt(path, *odd)
       # The size of the whole, which that check does not need and SciPy does.
       size = struct.pack(_order(data) + "I", min(len(data), 2**32) - 8)
       data = data[:4] + size + data[8:] if data[:4] != b"RF64" else data
@@ -373,6 +382,8 @@ class Audio(Codec):
     if not self.rate / 1_000 <= rate <= MAX_RATE:
       raise ValueError(f"{path} has {rate:,} samples per second")
     wave = _to_wave(samples, path)
+    if np.abs(wave).max(initial=0) > 1:
+      self.doubt(path, "samples beyond -1..1", "they are clipped")
     if rate != self.rate:
       import scipy.signal
 
@@ -412,10 +423,11 @@ def _order(data):
   return ">" if data[:4] == b"RIFX" else "<"
 
 
-def _check_chunks(data, path):
+def _check_chunks(data):
   """Compares the sizes in the header of a WAV file with the file.
 
   SciPy reads as much as the header says, and leaves the rest out silently.
+  Returns what is odd and what becomes of it, if anything is.
   """
   sounds, long_size, start = [], None, 12
   while re.fullmatch(b"(?s)[ -~]{4}.{4}", data[start : start + 8]):
@@ -428,20 +440,18 @@ def _check_chunks(data, path):
       size = size if long_size is None else long_size
       sounds.append(size)
       if long_size is None and left < size >= STREAM:
-        return files.tell(
-          f"{path}: its header claims {size:,} bytes of sound, as of a stream;"
-          f" all {left:,} that follow are read"
-        )
+        return "the header of a stream", "all that follows is read"
     if size > left:
       raise ValueError(f"its chunk {name!r} has {left:,} of {size:,} bytes")
     start += size + size % 2
-  rest = f"its header does not count its last {len(data) - start:,} bytes"
-  if start < len(data) and any(sounds):
-    files.tell(f"{path}: {rest}, which are not read")
-  elif start < len(data):
-    raise ValueError(rest)
+  rest = len(data) - start
+  if rest > 0 and not any(sounds):
+    raise ValueError(f"its header does not count its last {rest:,} bytes")
   if len(sounds) != 1:
     raise ValueError(f"it has {len(sounds)} chunks b'data', not one")
+  if rest > 0:
+    return "last bytes that its header does not count", "they are not read"
+  return ()
 
 
 def _to_wave(samples, path):
@@ -459,6 +469,4 @@ def _to_wave(samples, path):
     raise ValueError(
       f"{path}: its samples reach {peak:,.6g}; scale them to -1..1"
     )
-  if peak > 1:
-    files.tell(f"{path}: its samples reach {peak:,.6g}, clipped to -1..1")
   return samples.astype(np.float64)

@@ -99,12 +99,14 @@ def _check_segments(given, shape):
   """Segments as int32; a ValueError unless they are integers of a shape."""
   x = given if isinstance(given, jax.Array) else np.asarray(given)
   is_valid = x.shape == shape and x.dtype.kind in "iu"
-  if is_valid and isinstance(x, np.ndarray):
-    is_valid = np.array_equal(x, x.astype(np.int32))
+  if is_valid and x.dtype.itemsize > 4:
+    is_known = not isinstance(x, jax.core.Tracer)
+    is_valid = is_known and np.array_equal(x, x.astype(np.int32))
   if not is_valid:
     raise ValueError(
       f"segments must be integers {list(shape)}, one for each position, got"
-      f" {describe(x)}; they must fit in 32 bits: number the documents"
+      f" {describe(x)}; they must fit in 32 bits, and be of 32 bits if they are"
+      " traced: number the documents"
     )
   return jnp.asarray(x, jnp.int32)
 
@@ -122,9 +124,11 @@ def describe(x: Any) -> str:
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
   """The index, an int if it is not traced; a ValueError if it is invalid."""
-  if isinstance(index, jax.core.Tracer):
-    return index
   try:
+    if isinstance(index, jax.core.Tracer):
+      if index.shape or index.dtype.kind not in "iu":
+        raise TypeError
+      return index
     index = operator.index(index)
   except TypeError:
     raise ValueError(
@@ -141,12 +145,16 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
   try:
     factor = None if scale is None else float(scale)
     cap = float(softcap)
-  except (TypeError, ValueError):
+  except (TypeError, ValueError, OverflowError):
     factor = cap = math.nan
-  if not math.isfinite((factor or 0) + cap) or cap < 0:
+  # So that float32 holds their products and quotients.
+  sizes = [abs(x) for x in (factor or 0, cap)]
+  if not all(x == 0 or 1e-18 <= x <= 1e18 for x in sizes) or cap < 0:
+    given = " ".join(f"{scale=} and {softcap=}".split())
     raise ValueError(
-      f"{scale=} and {softcap=} must be finite numbers, known before tracing,"
-      " and softcap not negative; for a traced scale, multiply q by it"
+      f"{shorten(given)} must each be 0, or a number from 1e-18 to 1e18 in size"
+      " that is known before tracing, and softcap not negative, 0 for none; for"
+      " a traced scale, multiply q by it"
     )
   return Scores(factor, cap)
 

@@ -63,8 +63,9 @@ def attend(
     v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    segments_BL: integers [batch, n], such as document numbers, with another one
-      for padding. Only the pattern's pairs within one segment are used.
+    segments_BL: integers [batch, n] that fit in 32 bits, such as document
+      numbers, with another one for padding. Traced ones may not have 64 bits.
+      Only the pattern's pairs within one segment are used.
       `Strided` and `Block` do not restart at each segment.
     first: position of the first query, when there are fewer queries than keys;
       an integer that may be traced, at most n - L. Segments are of all n keys.
@@ -72,8 +73,10 @@ def attend(
       runs these queries, in tiles of its own.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
-    scale: factor of the scores, 1 / sqrt(K) by default.
-    softcap: c, where scores s become c tanh(s / c) after scaling; 0 for none.
+    scale: factor of the scores, 1 / sqrt(K) by default; 0, or from 1e-18 to
+      1e18 in size.
+    softcap: c, where scores s become c tanh(s / c) after scaling, from 1e-18 to
+      1e18; 0 for none.
     directions: {pattern: what it is given}. `Routing` requires its centroids;
       `LSH` by default draws random vectors from its seed. Both are [heads,
       directions, K], or with 1 for all heads, and get no gradients.

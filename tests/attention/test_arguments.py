@@ -11,7 +11,14 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from sparse_transformer.attention import as_attention_fn, attend, verify
+from sparse_transformer.attention import (
+  as_attention_fn,
+  attend,
+  attend_next,
+  fill_cache,
+  init_cache,
+  verify,
+)
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -135,6 +142,95 @@ def test_sinks_may_have_16_bits_and_the_scale_be_an_array():
   np.testing.assert_allclose(found, expected, atol=0.02)
 
 
+@pytest.mark.parametrize(
+  "of", [float, np.float16, np.float64, jnp.bfloat16, jnp.float32, np.asarray]
+)
+def test_numbers_may_be_of_any_width(of):
+  settings = dict(scale=0.5, softcap=2.0)
+  found = attend(*inputs(), Local(9), **{x: of(y) for x, y in settings.items()})
+  expected = attend(*inputs(), Local(9), **settings)
+  np.testing.assert_array_equal(found, expected)
+  whole = attend(*inputs(), Local(9), scale=1, softcap=np.int64(2))
+  expected = attend(*inputs(), Local(9), scale=1.0, softcap=2.0)
+  np.testing.assert_array_equal(whole, expected)
+
+
+heavy = lambda *case: pytest.param(*case, marks=pytest.mark.soak)
+
+
+# The largest and the smallest that are accepted, alone and together.
+@pytest.mark.parametrize("backend", ["streamed", heavy("dense")])
+@pytest.mark.parametrize(
+  "scale, softcap",
+  [
+    *((None, 1e18), (None, 1e-18), (1e-18, 0.0), (1e18, 1e-18)),
+    *(heavy(*x) for x in ((-1e-18, 0.0), (1e18, 0.0), (1e-18, 1e18))),
+  ],
+)
+def test_extreme_scores_are_as_in_float64(scale, softcap, backend):
+  options = laws.Options(scale=scale, softcap=softcap)
+  arrays, heads = laws.random_inputs(20, 2), (Causal(), Causal())
+  found = laws.run(*arrays, heads, backend, 8, options=options)
+  assert all(np.isfinite(x).all() for x in found)
+  expected = laws.reference(*arrays, heads, options)
+  np.testing.assert_allclose(found[0], expected[0], atol=2e-5)
+  np.testing.assert_allclose(found[1], expected[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_segments_of_up_to_32_bits_are_compared_exactly(dtype, is_traced):
+  # The ends of their range, which are the same in fewer bits.
+  limits = np.iinfo(dtype)
+  values = np.array([limits.min, limits.max, 5, limits.max - 1], dtype)
+  segments = values[np.arange(N) // 17][None].repeat(2, 0)
+  function = functools.partial(attend, patterns=Causal())
+  call = lambda x: function(*inputs(), segments_BL=x)
+  found = jax.jit(call)(segments) if is_traced else call(segments)
+  expected = call(np.arange(N)[None].repeat(2, 0) // 17)
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+@pytest.mark.parametrize("dtype", ["int64", "uint64"])
+def test_segments_of_64_bits_are_never_cut(dtype, is_traced):
+  hashes = np.array([5, 2**32 + 5, 7, 2**40], dtype)[np.arange(N) // 17]
+  small = np.arange(N, dtype=dtype) // 17
+  run = jax.jit if is_traced else lambda f: f
+  with jax.enable_x64(True):
+    arrays = [x[0] for x in inputs()]
+    call = lambda x: attend(*arrays, Causal(), segments_BL=x)
+    for given in (jnp.asarray(hashes), *([] if is_traced else [hashes])):
+      with pytest.raises(ValueError, match="must fit in 32 bits") as error:
+        run(call)(given)
+      assert f"got {dtype} [60]" in str(error.value)
+    if is_traced:
+      with pytest.raises(ValueError, match="of 32 bits if they are traced"):
+        run(call)(jnp.asarray(small))
+      found = run(lambda x: call(x.astype(jnp.int32)))(jnp.asarray(small))
+    else:
+      found = call(jnp.asarray(small))
+    np.testing.assert_allclose(found, call(small.astype("int32")), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "given", [2.9, True, jnp.zeros(1, int), jnp.zeros((1, 1), int), 1j]
+)
+def test_a_traced_index_of_the_wrong_kind_is_refused_as_a_known_one(given):
+  q, k, v = inputs()
+  shape = dict(length=N, batch=2, num_heads=4, num_key_heads=2, qk_width=8)
+  cache = init_cache(Local(9), value_width=12, dtype=q.dtype, **shape)
+  rows = [x[:, 0] for x in (q, k, v)]
+  for name, call in (
+    ("first", lambda x: attend(q[:, :5], k, v, Local(9), first=x)),
+    ("t", lambda x: attend_next(cache, *rows, x)[0]),
+    ("layer", lambda x: attend_next(cache, *rows, 0, layer=x)[0]),
+    ("layer", lambda x: fill_cache(cache, q, k, v, layer=x)),
+  ):
+    with pytest.raises(ValueError, match=f"^{name}=.* must be an integer; for"):
+      jax.jit(call)(given)
+
+
 def test_sinks_of_minus_infinity_are_none():
   def results(q, k, v, sinks=None):
     pattern = Strided(5, offset=1)  # the first queries have no keys
@@ -211,6 +307,17 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
     (dict(softcap=-1.0), ["softcap=-1.0", "not negative"]),
+    *(
+      ({name: x}, [f"{name}={x!r} "[:30], "0, or a number from 1e-18 to 1e18"])
+      for name in ("scale", "softcap")
+      for x in (
+        *(1e38, 1e300, 2e18, 9e-19, 1e-42, 1e-46, np.nan, np.inf, 10**400),
+        *(np.float64(1e39), 1 + 1j),
+      )
+    ),
+    (dict(scale=-1e19), ["scale=-1e+19"]),
+    (dict(segments_BL=np.zeros((2, N))), ["got float64 [2, 60]"]),
+    (dict(segments_BL=np.zeros((2, N), bool)), ["got bool [2, 60]"]),
     (dict(scale="big"), ["scale='big'", "before tracing"]),
     (dict(scale=jnp.ones(1), softcap=jnp.ones(2)), ["scale=", "multiply q"]),
     (dict(patterns=(Causal(),) * 3), ["3 patterns for 4 heads"]),

@@ -37,10 +37,10 @@ Array = Any  # of JAX
 class Lazy:
   """A library that is loaded where it is first used."""
 
-  def __init__(self, name):
+  def __init__(self, name: str):
     self._name = name
 
-  def __getattr__(self, attribute):
+  def __getattr__(self, attribute: str) -> Any:
     return getattr(importlib.import_module(self._name), attribute)
 
 

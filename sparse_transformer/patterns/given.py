@@ -62,7 +62,7 @@ class _Where(Pattern):
       raise ValueError(f"{self} with {n} positions: {found}")
 
   def beginning(self, n: int) -> Pattern:
-    return dataclasses.replace(self, n=self.n and n)
+    return dataclasses.replace(self, n=n) if self.n else self
 
   def __str__(self) -> str:
     return self.name

@@ -264,10 +264,8 @@ class Interval(Integer):
     return type(self)(self.low + low, self.high + high)
 
   def __abs__(self) -> "Interval":
-    low = np.maximum(self.low, np.negative(self.high))
-    return type(self)(
-      np.maximum(low, 0), np.maximum(np.negative(self.low), self.high)
-    )
+    low = np.maximum(np.maximum(self.low, -self.high), 0)
+    return type(self)(low, np.maximum(-self.low, self.high))
 
   def __mul__(self, other: Any) -> "Interval":
     corners = [a * b for a in self.bounds() for b in _bounds(other)]

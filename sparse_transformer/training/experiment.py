@@ -24,7 +24,7 @@ from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.explanation import costs
-from sparse_transformer.training.optimizer import make_optimizer
+from sparse_transformer.training.optimizer import make_optimizer, schedule
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -151,7 +151,7 @@ class Experiment:
 
   @functools.cached_property
   def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
-    """`train_step`: (state, tokens_BL, due) -> (the new state, metrics)."""
+    """`train_step`: (state, tokens_BL, schedule) -> (new state, metrics)."""
     return functools.partial(
       step_lib.train_step,
       predict=model_lib.make_predict(self.model),
@@ -166,9 +166,9 @@ class Experiment:
 
   def compile(self, dtype: Any = None) -> Any:
     """`update`, compiled for batches of a dtype, see `batch_like`."""
-    batch, due = self.batch_like(dtype), jax.ShapeDtypeStruct((), np.int32)
+    inputs = self.like, self.batch_like(dtype), schedule(self.config)
     with jax.set_mesh(self.mesh):
-      return self.update.lower(self.like, batch, due).compile()
+      return self.update.lower(*inputs).compile()
 
   @functools.cached_property
   def program(self) -> Callable[..., Any]:

@@ -169,8 +169,8 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
         _note_pattern(writer, step, phase.config.attention.pattern)
       profile.before(step + 1, state)
       batch = experiment.batch(step)
-      due = optimizer.due(config, step, watch.share())
-      state, measured = phase.program(state, batch, due)
+      schedule = optimizer.schedule(config, step, watch.share())
+      state, measured = phase.program(state, batch, schedule)
       done, bits = step + 1, None  # the step's number in metrics, checkpoints
       advance(1)
       watch.count(len(batch) * phase.model.length)

@@ -1,5 +1,7 @@
 """The optimizer of Child et al. 2019, section 6, and Muon in its place."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,25 @@ EPSILON = 1e-8  # added to the root of the mean squared gradient; as released
 DECAY = 0.2  # of the steps after the warm-up, with wsd; arXiv 2405.18392
 
 
-def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
-  """Learning rate by step: linear warm-up to a peak, then `optimizer.schedule`.
+class Schedule(NamedTuple):
+  """What learning rates depend on: arguments of a program, not part of it."""
 
-  The peak of 0 stands for `optimizer.learning_rate`.
+  step: jax.typing.ArrayLike  # whose rates are due; -1: `num_updates`
+  steps: jax.typing.ArrayLike  # `train.steps`
+  warmup: jax.typing.ArrayLike  # steps
+  peak: jax.typing.ArrayLike
+  adam_peak: jax.typing.ArrayLike  # of Muon's Adam
+  minimum: jax.typing.ArrayLike  # as a share of the peak
+
+
+def schedule(
+  config: schema.Config, step: int = 0, share: float | None = None
+) -> Schedule:
+  """The schedule of the update after `step` steps.
+
+  `share` is the fraction of a time limit that has passed. The decay follows
+  it, and warm-up takes at most a tenth of the time. Without, the number of
+  updates decides.
   Raises ValueError if the warm-up does not end before the last step, or a
   constant rate has a minimum.
   """
@@ -30,37 +47,62 @@ def make_schedule(config: schema.Config, peak: float = 0.0) -> optax.Schedule:
       f"optimizer.minimum={least} must be 0 with optimizer.schedule=constant,"
       " which does not decay"
     )
-  peak = peak or settings.learning_rate
-  rest = max(1, steps - warmup)
-  last = max(1, round(DECAY * rest))
-  after = dict(
-    constant=optax.constant_schedule(peak),
-    linear=optax.linear_schedule(peak, least * peak, rest),
-    cosine=optax.cosine_decay_schedule(peak, rest, alpha=least),
-    wsd=optax.linear_schedule(peak, least * peak, last, rest - last),
+  due = -1
+  if share is not None:
+    due = max(step, int(10 * share * warmup))
+    if due >= warmup:
+      due = max(warmup, int(share * steps))
+  peak = settings.learning_rate
+  return Schedule(
+    step=np.int32(due),
+    steps=np.int32(steps),
+    warmup=np.int32(warmup),
+    peak=np.float32(peak),
+    adam_peak=np.float32(settings.adam_learning_rate or peak),
+    minimum=np.float32(least),
   )
-  rising = optax.linear_schedule(0.0, peak, warmup)
-  return optax.join_schedules([rising, after[settings.schedule]], [warmup])
+
+
+def rate(kind: str, due: Schedule, peak: jax.typing.ArrayLike) -> jax.Array:
+  """Linear warm-up to a peak, then what `optimizer.schedule` names."""
+  step, steps, warmup, *_, least = map(jnp.asarray, due)
+  rest = jnp.maximum(1, steps - warmup)
+  last = jnp.maximum(1, jnp.round(DECAY * rest))
+  # XLA divides by constants like this, so that earlier runs go on bit for bit.
+  gone = lambda step, steps, of=1: of * jnp.clip(step, 0, steps) * (1 / steps)
+  left = dict(
+    constant=lambda step: 1.0,
+    linear=lambda step: 1 - gone(step, rest),
+    cosine=lambda step: 0.5 * (1 + jnp.cos(gone(step, rest, jnp.pi))),
+    wsd=lambda step: 1 - gone(step - (rest - last), last),
+  )[kind](step - warmup)
+  rising = peak - peak * (1 - gone(step, jnp.maximum(1, warmup)))
+  falling = peak * ((1 - least) * left + least)
+  return jnp.where(step < warmup, rising, falling)
 
 
 def make_optimizer(
-  config: schema.Config, step: jax.Array | None = None
+  config: schema.Config, due: Schedule | None = None
 ) -> optax.GradientTransformation:
   """`optimizer.name` on gradients that are clipped by their global norm.
 
-  The learning rate is that of `step`; if None, of the number of its updates.
+  The learning rate is what is due; if None, it follows from the config and the
+  number of updates.
 
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
-  Raises ValueError if the schedule is invalid, see `make_schedule`, or AdamW is
+  Raises ValueError if the schedule is invalid, see `schedule`, or AdamW is
   given a learning rate of Muon's Adam.
   """
-  settings, rate = config.optimizer, config.optimizer.adam_learning_rate
+  settings, own = config.optimizer, schedule(config)
 
-  def schedule(peak: float) -> optax.Schedule:
-    by_step = make_schedule(config, peak)
-    return by_step if step is None else lambda _: by_step(step)
+  def by_updates(name: str) -> optax.Schedule:
+    def at(count):
+      now = due or own._replace(step=count)
+      return rate(settings.schedule, now, getattr(now, name))
+
+    return at
 
   common = dict(eps=EPSILON, weight_decay=settings.weight_decay)
   clip = optax.clip_by_global_norm(CLIP_NORM)
@@ -68,10 +110,10 @@ def make_optimizer(
     return optax.chain(
       clip,
       optax.contrib.muon(
-        schedule(0.0),
+        by_updates("peak"),
         adam_b1=settings.beta1,
         adam_b2=settings.beta2,
-        adam_learning_rate=schedule(rate),
+        adam_learning_rate=by_updates("adam_peak"),
         # By default it would take the embeddings and the stacked biases, which
         # have two axes, and leave out the stacked matrices, which have three.
         muon_weight_dimension_numbers=_block_matrices,
@@ -79,13 +121,13 @@ def make_optimizer(
         **common,
       ),
     )
-  if rate:
+  if adam := settings.adam_learning_rate:
     raise ValueError(
-      f"optimizer.adam_learning_rate={rate} is for optimizer.name=muon, not"
+      f"optimizer.adam_learning_rate={adam} is for optimizer.name=muon, not"
       f" {settings.name}; set optimizer.learning_rate"
     )
   betas = dict(b1=settings.beta1, b2=settings.beta2)
-  adamw = optax.adamw(schedule(0.0), mask=decays, **betas, **common)
+  adamw = optax.adamw(by_updates("peak"), mask=decays, **betas, **common)
   return optax.chain(clip, adamw)
 
 
@@ -98,21 +140,6 @@ def _block_matrices(params):
     return None
 
   return jax.tree_util.tree_map_with_path(of, params)
-
-
-def due(config: schema.Config, step: int, share: float | None) -> np.int32:
-  """The step whose learning rate the next update has; -1: `num_updates`.
-
-  `share` is the fraction of a time limit that has passed. The decay follows
-  it, and warm-up takes at most a tenth of the time.
-  """
-  if share is None:
-    return np.int32(-1)
-  warmup = config.optimizer.warmup_steps
-  warmed = max(step, int(10 * share * warmup))
-  if warmed < warmup:
-    return np.int32(warmed)
-  return np.int32(max(warmup, int(share * config.train.steps)))
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:

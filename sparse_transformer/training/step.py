@@ -113,7 +113,7 @@ def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
 def train_step(
   state: State,
   tokens_BL: jax.Array,
-  due: jax.Array | int = -1,
+  schedule: optimizer_lib.Schedule | None = None,
   *,
   predict: Callable[..., tuple[jax.Array, model_lib.Measured]],
   config: schema.Config,
@@ -126,7 +126,7 @@ def train_step(
   Args:
     state: the state before the step.
     tokens_BL: integers, or labelled rows; `train.accumulation` divides B.
-    due: which step's learning rate to use, from `optimizer.due`.
+    schedule: from `optimizer.schedule`; if None, the config's.
     predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     config: the experiment's.
@@ -138,7 +138,8 @@ def train_step(
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
   own = optimizer_lib.num_updates(state.opt_state)
-  due = jnp.where(due < 0, own, due)
+  due = schedule or optimizer_lib.schedule(config)
+  due = due._replace(step=jnp.where(jnp.less(due.step, 0), own, due.step))
   optimizer = optimizer_lib.make_optimizer(config, due)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
@@ -152,7 +153,7 @@ def train_step(
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
-    learning_rate=optimizer_lib.make_schedule(config)(due),
+    learning_rate=optimizer_lib.rate(config.optimizer.schedule, due, due.peak),
     **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.

@@ -171,6 +171,35 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   loop.train(config, workdir)  # without the flag: nothing changes any more
 
 
+def test_other_rates_and_numbers_of_steps_need_no_other_program(
+  trained, tmp_path
+):
+  compiled = []
+
+  def listen(event, **_):
+    if event.startswith("/jax/compilation_cache/cache_"):
+      compiled.append(event.rpartition("/")[2])
+
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  more = {"train.steps": 8, "optimizer.learning_rate": 0.02}
+  more |= {"optimizer.warmup_steps": 3, "optimizer.minimum": 0.1}
+  config = runs.tiny(**{"eval.every": 2} | more)
+  jax.monitoring.register_event_listener(listen)
+  try:
+    loop.train(config, workdir, allow_changes=True)
+  finally:
+    jax.monitoring.unregister_event_listener(listen)
+  assert {*compiled} == {"cache_hits"}
+  rates = [
+    line["learning_rate"]
+    for line in metrics.read(workdir)
+    if line["split"] == "train"
+  ]
+  left = [(1 + np.cos(np.pi * (step - 3) / 5)) / 2 for step in range(4, 8)]
+  expected = [0.02 * (0.1 + 0.9 * x) for x in left]
+  np.testing.assert_allclose(rates[4:], expected, rtol=1e-5)
+
+
 PATTERN = {"attention.pattern": "dense"}
 
 

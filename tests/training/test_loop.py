@@ -13,12 +13,11 @@ import pytest
 import runs
 
 from sparse_transformer import machine, signals, version
-from sparse_transformer.training import loop, metrics
+from sparse_transformer.training import loop, metrics, optimizer
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
-from sparse_transformer.training.optimizer import make_schedule
 from sparse_transformer.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("shared_experiments")
@@ -222,10 +221,12 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
     state = loop.train(config, tmp_path, limit=("processor_seconds", 8))
     assert int(state.step) == 5
   lines = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
-  schedule = make_schedule(config)
+  due = lambda step: optimizer.schedule(config)._replace(step=step)
+  peak, kind = optimizer.schedule(config).peak, config.optimizer.schedule
+  rate = lambda step: optimizer.rate(kind, due(step), peak)
   np.testing.assert_allclose(
     [line["learning_rate"] for line in lines],
-    [float(schedule(step)) for step in (0, 1, 125, 375, 750)],
+    [float(rate(step)) for step in (0, 1, 125, 375, 750)],
     rtol=1e-5,
   )
   splits = [line["split"] for line in metrics.read(tmp_path)]

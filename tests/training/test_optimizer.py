@@ -11,10 +11,9 @@ import runs
 from sparse_transformer.training import optimizer as optimizer_lib
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import (
-  due,
   make_optimizer,
-  make_schedule,
   num_updates,
+  schedule,
 )
 
 
@@ -25,6 +24,12 @@ def config(warmup, steps):
   )
 
 
+def rates(settings, step):
+  """The learning rates of steps, without a time limit."""
+  due = schedule(settings)._replace(step=jnp.asarray(step))
+  return optimizer_lib.rate(settings.optimizer.schedule, due, due.peak)
+
+
 @pytest.mark.parametrize("warmup, steps", [(0, 10), (1, 2), (10, 60), (19, 20)])
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
 def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
@@ -32,7 +37,7 @@ def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
   least = 0.0 if name == "constant" else 0.1
   settings.optimizer.update(schedule=name, minimum=least)
   step = np.arange(steps + 3)
-  rates = make_schedule(settings)(jnp.asarray(step)) / 0.01
+  found = rates(settings, step) / 0.01
   progress = np.clip((step - warmup) / (steps - warmup), 0, 1)
   share = dict(
     constant=np.ones(steps + 3),
@@ -42,7 +47,7 @@ def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
   )
   falling = least + (1 - least) * share[name]
   expected = np.where(step < warmup, step / max(1, warmup), falling)
-  np.testing.assert_allclose(rates, expected, rtol=1e-5, atol=1e-7)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_update_has_the_learning_rate_of_a_given_step():
@@ -52,9 +57,13 @@ def test_update_has_the_learning_rate_of_a_given_step():
   params = jax.tree.map(np.float32, weights(settings, 0))
   state = make_optimizer(settings).init(params)
   gradients = jax.tree.map(np.float32, weights(settings, 1))
-  at = lambda step: jax.jit(make_optimizer(settings, step).update)(
-    gradients, state, params
-  )
+  given = schedule(settings)
+
+  def at(step):
+    due = None if step is None else given._replace(step=jnp.int32(step))
+    update = jax.jit(make_optimizer(settings, due).update)
+    return update(gradients, state, params)
+
   (own, after), (peak, same), (half, _) = map(at, (None, 2, 1))
   assert not any(x.any() for x in jax.tree.leaves(own))
   jax.tree.map(np.testing.assert_array_equal, after, same)
@@ -65,12 +74,13 @@ def test_update_has_the_learning_rate_of_a_given_step():
 def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
   settings = config(warmup=100, steps=1000)
   steps = ((0, 0.0), (50, 0.01), (100, 0.05), (800, 0.5), (5, 0.5), (9999, 0.9))
-  found = [due(settings, *at) for at in steps]
+  due = lambda *at: schedule(settings, *at).step
+  found = [due(*at) for at in steps]
   # The third is at the peak; the fifth has warmed up for a tenth of the time.
   assert found == [0, 50, 100, 500, 500, 900]
-  assert due(settings, 5, 0.05) == 50
-  assert due(settings, 5, None) == -1  # by the number of updates
-  assert make_schedule(config(5000, 0))(0) == 0  # without steps, any will do
+  assert due(5, 0.05) == 50
+  assert due(5, None) == -1  # by the number of updates
+  assert rates(config(5000, 0), 0) == 0  # without steps, any will do
 
 
 def test_weights_decay_but_nothing_else_does():
@@ -152,7 +162,7 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
         (slow, fast, square), (0.95, 0.8, 0.95), (1, 1, 2), strict=True
       )
     )
-    rate = float(make_schedule(settings)(t))
+    rate = float(rates(settings, t))
     orthogonal = set()
     arrays = map(jax.tree.leaves, (slow, fast, square, gradients, params))
     updates = jax.tree_util.tree_leaves_with_path(found)

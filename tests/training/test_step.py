@@ -16,7 +16,7 @@ from sparse_transformer.training import (
   step as step_lib,
 )
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.optimizer import make_optimizer, make_schedule
+from sparse_transformer.training.optimizer import make_optimizer
 
 # A network that is a single table.
 
@@ -108,7 +108,8 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
     g = gradient(jax.tree.map(np.float32, p), batch)
     g = jax.tree.map(lambda x: np.asarray(x, np.float64), g)
     norm = math.sqrt(sum((x**2).sum() for x in g.values()))
-    rate = float(make_schedule(config)(t))
+    due = optimizer_lib.schedule(config)._replace(step=t)
+    rate = float(optimizer_lib.rate(config.optimizer.schedule, due, due.peak))
     decay = min(0.25, (1 + t) / (10 + t))
     for name, gradients in g.items():
       gradients = gradients * min(1, clip_norm / norm)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from sparse_transformer.comparison import (
   plan as plan_lib,
   preflight,
   record,
+  run,
   trials,
 )
 from sparse_transformer.training import loop, metrics
@@ -320,6 +322,35 @@ def test_signal_is_forwarded_to_all_runs(tmp_path):
 # Comparisons.
 
 
+def test_run_is_trained_and_scored_in_one_process(tmp_path, capfd):
+  """With the record of two commands, which can be given again."""
+  workdir = tmp_path / "run"
+  words = runs.DIGITS, f"--workdir={workdir}", *runs.flags_of()
+  start = run.__file__, runs.REPO / "train.py"
+  done = runs.python(*start, *words)
+  assert done.returncode == 0, done.stderr
+  path = workdir / "evaluations" / "validation-step4-context0-ema.json"
+  made = json.loads(path.read_text())
+  asked = "--split=validation", "--step=best"
+  (again,) = runs.scores(capfd, workdir, *asked)
+  assert all(made[x] == again[x] for x in again.keys() - {"command"})
+  which = "--split=validation --step=4 --min_context=0"
+  assert made["command"] == (
+    f"python {runs.REPO / 'eval.py'} {words[0]} {words[1]} {which}"
+  )
+  about = (workdir / "checkpoints/4/about/metadata").read_text()
+  assert f"python {start[1]} {words[0]} {words[1]} " in about
+  # What fails is said in one line, by the command that it would be.
+  shutil.rmtree(path.parent)
+  path.parent.touch()
+  done = runs.python(*start, *words)
+  assert done.returncode == 1 and done.stderr.count("\n") == 1
+  assert done.stderr.startswith("eval.py: the score cannot be written: ")
+  done = runs.python(*start, *words, "--config.train.step=9")
+  assert done.returncode == 1 and "eval" not in done.stderr
+  assert done.stderr.startswith("train.py: the config has no field")
+
+
 def pretend(scores, called):
   """`jobs.call` that writes what runs would, with bits by values in words."""
 
@@ -327,27 +358,28 @@ def pretend(scores, called):
     for task in tasks:
       assert len(among) == 1
       script, *words = task.command[1:]
-      words = dict(word.lstrip("-").split("=", 1) for word in words)
+      flags = (word[2:].split("=", 1) for word in words if word[:2] == "--")
+      words = dict(flags)
       bits = scores[task.label.split(", seed")[0]]
       called.append(task.label)
       about = dict(min_context=0, weights="ema", dtype="float32", step=6)
       about |= dict(standard_error=0.1, unit="bits/dim", bits_per_dim=bits)
-      if pathlib.Path(script).name == "train.py":
+      scored = about | dict(split=words.get("split", "validation"))
+      files = {f"evaluations/{scored['split']}.json": json.dumps(scored)}
+      if script == run.__file__:
         split = "end" if bits else "diverged"
         line = dict(step=6, split="validation", bits_per_dim=bits or 9.0)
         line |= dict(seconds=1.0, processor_seconds=1.0)
         lines = line, dict(step=6, split=split, peak_bytes=2**20)
         # As of a user who looked at it when the best step was another one.
         early = about | dict(split="validation", step=3, bits_per_dim=1.0)
-        files = {
+        files = files if bits else {}
+        files |= {
           "metrics.jsonl": "".join(f"{json.dumps(x)}\n" for x in lines),
           "evaluations/early.json": json.dumps(early),
           "checkpoints/6/files.json": "",
           "checkpoints/6/about/metadata": '{"validation": 9, "commit": "c0"}',
         }
-      else:
-        about["split"] = words["split"]
-        files = {f"evaluations/{words['split']}.json": json.dumps(about)}
       for name, text in files.items():
         path = task.workdir / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -384,8 +416,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   grid = [f"{x}, {rate}={y}, seed 2" for y in ("0.01", "0.1") for x in names]
   chosen = [f"{names[0]}, {rate}=0.1", f"{names[1]}, {rate}=0.01"]
   final = [f"{x}, seed {seed}" for seed in (0, 1) for x in chosen]
-  expected = grid + [f"{x}: validation" for x in grid[:-1]]
-  expected += final + [f"{x}: validation" for x in final]
+  expected = grid + final
   tests = [f"{chosen[1]}, seed {x}: test" for x in (0, 1)]
   assert called == expected + tests
   path = tmp_path / "c/local/seed0/evaluations/validation.json"
@@ -466,9 +497,9 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   assert runs.command(SCRIPT, *line) == 0
   assert (root / "comparison.md").read_text() in capfd.readouterr().out
   made = json.loads((root / "comparison.json").read_text())
-  run = record.of_choice(made["runs"], "Rake(4)")[0]
-  assert run["curve"]["steps"][-1] == run["best_step"] == run["steps"] == 6
-  assert 3 < run["validation"]["bits_per_dim"] < 6
+  rake = record.of_choice(made["runs"], "Rake(4)")[0]
+  assert rake["curve"]["steps"][-1] == rake["best_step"] == rake["steps"] == 6
+  assert 3 < rake["validation"]["bits_per_dim"] < 6
   best, *others = made["rows"]
   assert best["test"] and not any(x["test"] for x in others)
   assert hook.read_text().count("6 end") == len(folders)
@@ -494,10 +525,10 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
   )
   assert {*timed["tuning"]["best"].values()} == {"0.01"}
   # The last step is the one in which the time is over.
-  for run in timed["runs"]:
-    choice = plan_lib.folder_name(run["choice"])
-    folder = tmp_path / "timed" / "c" / choice / f"seed{run['seed']}"
+  for one in timed["runs"]:
+    choice = plan_lib.folder_name(one["choice"])
+    folder = tmp_path / "timed" / "c" / choice / f"seed{one['seed']}"
     lines = [x for x in metrics.read(folder) if x["split"] == "train"]
     *earlier, last = (x["processor_seconds"] for x in lines)
-    assert len(lines) == run["steps"]
+    assert len(lines) == one["steps"]
     assert max(earlier, default=0) <= 2 <= last

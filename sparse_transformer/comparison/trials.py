@@ -1,4 +1,4 @@
-"""The runs of a comparison: `train.py`, then `eval.py`, and their folders."""
+"""The runs of a comparison, in processes, and what their folders hold."""
 
 import contextlib
 import math
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparse_transformer import atomic, config as config_lib, version
-from sparse_transformer.comparison import jobs, record
+from sparse_transformer.comparison import jobs, record, run
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
@@ -26,16 +26,21 @@ def run_all(trials: Sequence[Trial], among: Shares) -> None:
   """Trains runs that have not ended, and scores them; tuning may diverge."""
   tasks = []
   for trial in trials:
-    ends = (ENDED, DIVERGED) if trial.seed is None else (ENDED,)
-    is_missing = lambda x=trial, ends=ends: _last(x) not in ends
-    if is_missing():
-      words = config_lib.overrides(trial.plan.preset, trial.config)
-      if trial.budget[0] in TIMES:
-        words.append("--limit={}:{}".format(*trial.budget))
-      job = _job(trial, "", "train.py", words)
-      tasks.append(job._replace(is_failure=is_missing))
+    if _last(trial) == ENDED or _has_diverged(trial):
+      continue  # `score_all` scores it where that was not done
+    words = config_lib.overrides(trial.plan.preset, trial.config)
+    if trial.budget[0] in TIMES:
+      words.append("--limit={}:{}".format(*trial.budget))
+    job = _job(trial, "", "train.py", words)
+    fails = lambda x=trial: not _has_diverged(x)
+    command = [job.command[0], run.__file__, *job.command[1:]]
+    tasks.append(job._replace(command=command, is_failure=fails))
   jobs.call(tasks, among)
   score_all(trials, "validation", among)
+
+
+def _has_diverged(trial):
+  return trial.seed is None and _last(trial) == DIVERGED
 
 
 def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:

@@ -1,0 +1,54 @@
+"""A run of a comparison in one process: train.py, then the score of eval.py.
+
+python sparse_transformer/comparison/run.py PATH/train.py --config=... ...
+"""
+
+import pathlib
+import runpy
+import sys
+from collections.abc import Sequence
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def score(argv: Sequence[str]) -> None:
+  """Scores the best checkpoint of --workdir, whose flags are those of a run."""
+  from sparse_transformer import version
+  from sparse_transformer.attention import registry
+  from sparse_transformer.cli import config_flags, flags
+  from sparse_transformer.signals import Signals
+  from sparse_transformer.training import kernel_check
+  from sparse_transformer.training.evaluation import evaluations
+  from sparse_transformer.training.experiment import open_run, restore
+
+  workdir = flags.FLAGS.workdir
+  file = config_flags.get_config_filename(flags.FLAGS["config"])
+  words = f"--config={file}", f"--workdir={workdir}", "--split=validation"
+  sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
+  run = experiment, _ = open_run(workdir, {"model.dtype": "float32"}, "best")
+  registry.AVOIDED.clear()  # which was about another dtype
+  kernel_check.avoid_wrong(experiment)
+  with Signals() as signals:
+    state = restore(*run, "best", with_data=True)
+    command = version.command(step=int(state.step), min_context=0)
+    request = evaluations.Request("validation", command=command)
+    result = evaluations.evaluate(*run, state, request, signals.check)
+    signals.check()
+  if "unsaved" in result:
+    raise OSError(f"the score cannot be written: {result['unsaved']}")
+  print(evaluations.sentence(result, experiment.source))
+
+
+if __name__ == "__main__":
+  sys.path[0] = str(ROOT)  # in place of this folder
+  sys.argv = sys.argv[1:]
+  sys.orig_argv = ["python", *sys.argv]
+  try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+  except SystemExit as end:
+    if end.code:
+      raise
+  from sparse_transformer import cli
+
+  sys.argv[0] = "eval.py"
+  cli.run(score, lambda argv: argv[:1])

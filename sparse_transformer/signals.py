@@ -1,5 +1,6 @@
 """Signals that ask a command to stop."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -8,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
 STOPPING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+AGAIN = "a second SIGTERM or SIGINT ends the process at once"
 STOPPED = 128 + signal.SIGINT  # status of a command that one of them stopped
 
 # A program that Linux ends with its parent, the process argv[1], begins so.
@@ -33,10 +35,14 @@ class Signals:
   process; a second SIGHUP does not, since both the terminal and its shell may
   send one. Only the main thread catches signals, and none that the process was
   started to ignore, as by nohup.
+
+  Python calls handlers between two of its instructions, thus not before a
+  compilation ends. Meanwhile, a thread says that a signal came, see `_tell`.
   """
 
   name: str | None = None
   _handlers: Mapping[signal.Signals, Any] = {}
+  _teller: threading.Thread | None = None
 
   def __enter__(self) -> Self:
     self.name = None
@@ -46,11 +52,20 @@ class Signals:
         for number in STOPPING
         if signal.getsignal(number) != signal.SIG_IGN
       }
+      caught, self._came = os.pipe()
+      os.set_blocking(self._came, False)
+      self._before = signal.set_wakeup_fd(self._came)
+      self._teller = threading.Thread(target=_tell, args=[caught], daemon=True)
+      self._teller.start()
     return self
 
   def __exit__(self, *_: object) -> None:
     for number, handler in self._handlers.items():
       signal.signal(number, handler)
+    if self._teller:
+      signal.set_wakeup_fd(self._before)
+      os.close(self._came)
+      self._teller.join()
 
   def _catch(self, number: int, _: object) -> None:
     self.name = self.name or signal.Signals(number).name
@@ -64,6 +79,25 @@ class Signals:
     """Raises Stopped if a signal was caught."""
     if self.name:
       raise Stopped(self.name)
+
+
+def _tell(caught: int) -> None:
+  """Says of the first signal in a pipe what it does; a second ends the process.
+
+  It comes here only if Python could not handle the first one yet.
+  """
+  is_told = False
+  with open(caught, "rb", buffering=0) as file:
+    while number := file.read(1):
+      if number[0] not in STOPPING[:2]:  # not SIGHUP, as nobody would read it
+        continue
+      if is_told:
+        os._exit(128 + number[0])
+      is_told = True
+      name = signal.Signals(number[0]).name
+      line = f"{name}: stops after the step or compilation in progress; {AGAIN}"
+      with contextlib.suppress(OSError):  # without a terminal
+        os.write(2, f"{line}\n".encode())
 
 
 def _leave_terminal() -> None:

@@ -295,7 +295,8 @@ def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
   result = json.loads(output.out.splitlines()[-1])
   assert result["complete"] is False
   assert (result["examples"], result["tokens"]) == (1, 32)
-  assert output.err == "eval.py: stopped: SIGTERM\n"  # and no sentence
+  told, last = output.err.splitlines()  # and no sentence
+  assert told.startswith("SIGTERM: ") and last == "eval.py: stopped: SIGTERM"
 
 
 def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):

@@ -56,7 +56,8 @@ OF_KERNEL = (
 )
 OF_DEVICE = (
   "the device is out of memory; shorter sequences and smaller batches need"
-  " less, and python -m sparse_transformer.explain --compile says how much"
+  " less, and sparse_transformer.explain says how much, with --compile and the"
+  " same --config"
 )
 
 Main = Callable[[Sequence[str]], Any]
@@ -84,14 +85,14 @@ def run(
   app.run(lambda x: _call(main, x), flags_parser=lambda x: _call(parse, x))
 
 
-def on_config(argv: Sequence[str]) -> Sequence[str]:
+def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
   """Parses flags of a command on an experiment, whose file --config names."""
   fields = (
     f"{x}={default}: {about}" for x, default, about, _ in schema.table()
   )
   config_flags.DEFINE_config_file(
     "config",
-    None,
+    default,
     "File with the experiment's config. Its fields can be overridden:"
     " --config.attention.pattern=fixed. The fields and their defaults:\n"
     + "\n".join(fields),
@@ -99,6 +100,11 @@ def on_config(argv: Sequence[str]) -> Sequence[str]:
   _list_in_help("config")
   _named_file(argv)
   return flags.FLAGS(argv)
+
+
+def on_file(argv: Sequence[str]) -> Sequence[str]:
+  """`on_config`, where --config is in a file of weights unless it is given."""
+  return on_config(argv, config_lib.__file__)
 
 
 def on_workdir(argv: Sequence[str]) -> Sequence[str]:
@@ -165,8 +171,13 @@ config_flags.register_flag_parser_for_type(int, Integers())
 
 
 def overrides(exact: bool = False) -> dict[str, Any]:
-  """The fields of --config that flags set; if exact, float32 unless they do."""
+  """The fields of --config that flags set; if exact, float32 unless they do.
+
+  Another pattern holds in place of `attention.schedule`.
+  """
   found = config_flags.get_override_values(flags.FLAGS["config"])
+  if "attention.pattern" in found:
+    found.setdefault("attention.schedule", "")
   return {"model.dtype": "float32"} | found if exact else found
 
 

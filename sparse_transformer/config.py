@@ -43,6 +43,8 @@ FREE = {"nothing"}
 CHANGEABLE = {"nothing", "updates", "updates and scores"}
 UNSCORED = {"nothing", "start", "updates"}
 FREE_IN_EVALUATION = {*AFFECTS} - {"data"}
+# Paths and devices, which another machine does not have.
+OF_MACHINE = "attention.backend", "data.path", "mesh.", "train.init_from"
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
 # What `ast.literal_eval` raises.
@@ -58,6 +60,12 @@ def affects(field: str) -> str:
   """The key of `AFFECTS` that holds for a field, or "all"."""
   found = (x for x, names in AFFECTS.items() if field.startswith(names))
   return next(found, "all")
+
+
+def portable(config: Config) -> Config:
+  """A config for any machine: its fields `OF_MACHINE` have their defaults."""
+  names = (name for name in schema.FIELDS if name.startswith(OF_MACHINE))
+  return config.replace(**{name: schema.FIELDS[name].default for name in names})
 
 
 def with_texts(config: Any, texts: Mapping[str, str]) -> Config:

@@ -1,18 +1,21 @@
 """Makes a run of the weights in a file: released ones, or those of export.
 
-python -m sparse_transformer.convert FILE.npz --workdir=runs/released
+python -m sparse_transformer.convert FILE.safetensors --workdir=runs/converted
 
-All commands can read the run; its checkpoint is of step 0. By default, the
-config is the file's own or, for a .npz of Jun et al. 2020, the one in configs/
-with as many layers; --config sets another.
+All commands can read the run; its checkpoint is of step 0. Trains nothing, and
+needs no data. The config is the file's own or, for a .npz of Jun et al. 2020,
+the one in configs/ with as many layers; --config=FILE sets another. Its fields
+can be overridden: --config.data.path=DIR says where later commands find the
+data.
 """
 
 import pathlib
 import runpy
+import shutil
 from collections.abc import Sequence
 
-from sparse_transformer import cli, schema, version
-from sparse_transformer.cli import flags
+from sparse_transformer import cli, config as config_lib, schema, version
+from sparse_transformer.cli import config_flags, flags
 
 # Configs of the released networks, by their numbers of layers.
 PRESETS = {32: "cifar10_15m", 48: "cifar10_150m", 128: "cifar10_58m"}
@@ -27,20 +30,53 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
   if args.weights == "params" and path.suffix != ".npz":
     raise ValueError(f"--weights=params is of a .npz; leave it out for {path}")
-  config = None if args.config is None else schema.typed(args.config)
-  text = f"{path}:params" if args.weights == "params" else str(path)
+  is_set, config = args["config"].present, schema.typed(args.config)
+  from sparse_transformer.training import workdir as workdir_lib
   from sparse_transformer.training.checkpoints import exported, released
-  from sparse_transformer.training.loop import train
+  from sparse_transformer.training.experiment import Experiment
 
+  workdir_lib.check_folder(args.workdir, workdir_lib.COMPARISON, "a comparison")
+  text = f"{path}:params" if args.weights == "params" else str(path)
+  file = None if path.suffix == ".npz" else exported.load(path)
+  if not is_set:
+    own = file.config if file else _preset(path, *released.load(text))
+    config = own.replace(**cli.overrides())
   changes = {"train.init_from": text, "train.steps": 0}
-  if path.suffix != ".npz":
-    config = config or exported.load(path).config
-  else:
-    config = config or _preset(path, *released.load(text))
-    if config.data.name == "cifar10":
-      # They were trained on most of its validation images.
-      changes["data.name"] = released.SOURCE
-  train(config.replace(**changes), args.workdir)
+  if not file and config.data.name == "cifar10":
+    # They were trained on most of its validation images.
+    changes["data.name"] = released.SOURCE
+  experiment = Experiment(config.replace(**changes))
+  try:
+    _ = experiment.source
+  except FileNotFoundError:  # of images, whose size a file of export has too
+    experiment = Experiment(experiment.config, shared=file and file.source)
+  _write(experiment, pathlib.Path(args.workdir), is_set)
+
+
+def _write(experiment, workdir, has_config_file):
+  """Writes what a run has that trains no step."""
+  from sparse_transformer.figures import masks
+  from sparse_transformer.training import announcements, metrics, warm_start
+  from sparse_transformer.training.checkpoints import store
+
+  config, model, file = experiment.config, experiment.model, None
+  state, start = warm_start.first_state(experiment)
+  assert start  # what is in the file
+  about = store.about(config, experiment.source, has_data=False)
+  with (
+    store.Checkpoints(workdir, keep=1, about=about) as checkpoints,
+    metrics.Writer(workdir, -1) as writer,
+  ):
+    checkpoints.save(state, start.get("bits"))
+    writer.note(0, "start", **start)
+  picture = workdir / "patterns.png"
+  masks.save_patterns(picture, model.patterns, model.shape, model.length)
+  if has_config_file:  # what it registers is not in config.json
+    file = config_flags.get_config_filename(flags.FLAGS["config"])
+    shutil.copyfile(file, workdir / "config.py")
+  config_lib.write_config(workdir, config)  # last: then it is a run
+  print(announcements.origin(start))
+  print(announcements.end(experiment, workdir, file))
 
 
 def _preset(path, weights, about):
@@ -62,4 +98,4 @@ if __name__ == "__main__":
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Of a .npz: averaged weights, or raw."
   )
-  cli.run(main, cli.on_config, takes_words=True)
+  cli.run(main, cli.on_file, takes_words=True)

@@ -41,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
     print(hardware.describe())
   else:
     cli.require("config")
-    if args.workdir and "attention.pattern" in (given := cli.overrides()):
-      args.config.attention.schedule = given.get("attention.schedule", "")
+    if args.workdir:
+      args.config.update_from_flattened_dict(cli.overrides())
     (_explain if args.target is None else _compile)(args)
 
 

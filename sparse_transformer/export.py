@@ -3,14 +3,15 @@
 python -m sparse_transformer.export --workdir=RUN --out=NAME.safetensors
 
 Layers have separate arrays, such as layers.0.attention.query.kernel;
-docs/export.md lists all names. The metadata has the config, the vocabulary, the
-unit of losses and the step, so the file suffices: `checkpoints.exported.load`
-reads it, and a run with --config.train.init_from=FILE starts from it.
+docs/export.md lists all names. The metadata has the config without paths, the
+vocabulary, the unit of losses and the step, so the file suffices, also on other
+machines: `checkpoints.exported.load` reads it, and a run with
+--config.train.init_from=FILE starts from it.
 """
 
 from collections.abc import Sequence
 
-from sparse_transformer import cli, config as config_lib, version
+from sparse_transformer import cli, config as config_lib
 from sparse_transformer.cli import flags
 
 
@@ -18,6 +19,7 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")
+  from sparse_transformer.training import announcements
   from sparse_transformer.training.checkpoints import exported
   from sparse_transformer.training.experiment import open_run, restore
 
@@ -26,10 +28,9 @@ def main(argv: Sequence[str]) -> None:
   state = restore(*run, args.step)
   step = int(state.step)
   run[1].check(step, run[0].config, None, config_lib.FREE)
-  command = version.command(step=step)
-  about = dict(step=step, weights=args.weights, command=command)
+  about = dict(step=step, weights=args.weights)
   exported.save(path, run[0].config, getattr(state, args.weights), **about)
-  print(f"weights of step {step} in {path}")
+  print(f"weights of {announcements.stage(run[0], step)} in {path}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
 
   from sparse_transformer.model import sampling
   from sparse_transformer.signals import Signals
-  from sparse_transformer.training import kernel_check
+  from sparse_transformer.training import announcements, kernel_check
   from sparse_transformer.training.evaluation import samples
   from sparse_transformer.training.experiment import open_run, restore
 
@@ -58,8 +58,9 @@ def main(argv: Sequence[str]) -> None:
   speed = (tokens.size - prompts.size) / (seconds or 1)  # 0 if all is given
   more = " ..." if len(paths) > 1 else ""
   print(
-    f"{args.num} sample{'s' * (args.num > 1)} of step {step} in"
-    f" {paths[0]}{more}; {speed:,.0f} symbols per second"
+    f"{args.num} sample{'s' * (args.num > 1)} of"
+    f" {announcements.stage(experiment, step)} in {paths[0]}{more};"
+    f" {speed:,.0f} symbols per second"
   )
 
 

@@ -132,6 +132,9 @@ def _sound(samples):
   return lambda path: scipy.io.wavfile.write(path, 12_000, samples)
 
 
+HEADER = b'{"x": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}'
+
+
 def _config(line):
   return (
     "from configs import digits\n"
@@ -190,6 +193,7 @@ FILES: dict[str, Content] = {
   "fifo.safetensors": os.mkfifo,
   "broken.safetensors": "words",
   "other.safetensors": b"\2" + bytes(7) + b"{}",
+  "cut.safetensors": bytes([len(HEADER)]) + bytes(7) + HEADER,
   "n/good.npz": _released(),
   "n/cut.npz": _released(cut=400),
   "n/lacks.npz": _released("h0/v_proj/b"),

@@ -18,7 +18,7 @@ from sparse_transformer import convert as command, data
 from sparse_transformer.model import block, transformer
 from sparse_transformer.patterns import Local, Strided
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.checkpoints import released
+from sparse_transformer.training.checkpoints import exported, released
 from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 GOLDEN = runs.REPO.parent / "shared" / "released"
@@ -210,6 +210,93 @@ def test_averages_alone_are_read_and_are_where_they_belong(
   assert start["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def made_of(config, folder):
+  """A file of random weights of a network."""
+  path = folder / "a file.safetensors"
+  exported.save(path, config, Experiment(config).init().params)
+  return path
+
+
+def text_of(folder):
+  """A text that can be taken away."""
+  path = folder / "text.txt"
+  path.write_text("to be or not to be " * 40)
+  return path
+
+
+def test_convert_needs_no_data(tmp_path, capfd):
+  """Nor does sampling; other commands say in a line which they need."""
+  text, run = text_of(tmp_path), tmp_path / "a run"
+  path = made_of(runs.text(text), tmp_path)
+  moved = text.rename(tmp_path / "moved.txt")
+  assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
+  out = capfd.readouterr().out
+  assert out == (
+    f"starts from {path}\nto evaluate: python eval.py '--workdir={run}'\n"
+  )
+  found, expected = restore(*open_run(run)), exported.load(path)
+  assert int(found.step) == 0
+  for params in found.params, found.ema:
+    jax.tree.map(np.testing.assert_array_equal, params, expected.params)
+  assert open_run(run)[1].describe(0)["data"] is None
+  assert (run / "patterns.png").exists()
+  sample, workdir = "sparse_transformer/sample.py", f"--workdir={run}"
+  assert runs.command(sample, workdir, "--num=2") == 0
+  assert "2 samples of converted weights in" in capfd.readouterr().out
+  assert runs.command("eval.py", workdir) == 1
+  assert "data.path is not set" in capfd.readouterr().err
+  data_path = f"--config.data.path={moved}"
+  (bits,) = runs.scores(capfd, run, data_path)
+  assert bits["tokens"] == len(moved.read_bytes()) // 4
+  # Weights on unknown data are trained on any that fit.
+  changes = {"data.path": str(moved), "train.steps": 2}
+  config = open_run(run)[0].config.replace(**changes)
+  loop.train(config, run, allow_changes=True)
+  assert open_run(run)[1].describe(2)["data"]["symbols"] == 760
+
+
+def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
+  images, run = tmp_path / "images.npy", tmp_path / "run"
+  np.save(images, np.zeros((20, 4, 6, 3), np.uint8))
+  changes = {"data.name": "images", "data.path": str(images)}
+  path = made_of(runs.tiny(**changes), tmp_path)
+  moved = images.rename(tmp_path / "moved.npy")
+  assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
+  (bits,) = runs.scores(capfd, run, f"--config.data.path={moved}")
+  assert bits["tokens"] == 72 * bits["examples"]
+
+
+def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
+  text, run = text_of(tmp_path), tmp_path / "run"
+  schedule = {"attention.schedule": "1: dense then 2: local"}
+  path = made_of(runs.text(text, **schedule), tmp_path)
+  words = f"--config.data.path={text}", "--config.attention.pattern=dense"
+  assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
+  config = open_run(run)[0].config
+  assert (config.data.length, config.data.path) == (32, str(text))
+  assert (config.attention.pattern, config.attention.schedule) == ("dense", "")
+  line = capfd.readouterr().out.splitlines()[0]
+  assert line == (
+    f"starts from {path}; attention: attention.pattern=dense here, but strided"
+    " there, attention.schedule= here, but 1: dense then 2: local there"
+  )
+  assert runs.scores(capfd, run)[0]["overrides"] == {}
+
+
+def test_config_file_is_kept_with_the_run(tmp_path, capfd):
+  path = made_of(runs.tiny(**{"attention.stride": 4}), tmp_path)
+  file, run = tmp_path / "own.py", tmp_path / "run"
+  file.write_text(
+    "import runs\nget_config = lambda: runs.tiny(**{'attention.stride': 2})\n"
+  )
+  words = f"--config={file}", "--config.eval.batch_size=4"
+  assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
+  assert (run / "config.py").read_bytes() == file.read_bytes()
+  config = open_run(run)[0].config
+  assert (config.attention.stride, config.eval.batch_size) == (2, 4)
+  assert "attention.stride=2 here, but 4 there" in capfd.readouterr().out
+
+
 @pytest.mark.soak
 def test_converted_run_is_like_any(converted, tmp_path, capfd):
   workdir, file = converted[0], tmp_path / "x.safetensors"
@@ -220,7 +307,8 @@ def test_converted_run_is_like_any(converted, tmp_path, capfd):
     script = f"sparse_transformer/{name}.py"
     assert runs.command(script, f"--workdir={workdir}", word) == 0
   again, tuned = tmp_path / "again", tmp_path / "tuned"
-  assert runs.command(SCRIPT, file, f"--workdir={again}") == 0
+  data_path = f"--config.data.path={workdir.parent / 'images.npy'}"
+  assert runs.command(SCRIPT, file, f"--workdir={again}", data_path) == 0
   (same,) = runs.scores(capfd, again, "--split=validation")
   assert same["bits_per_dim"] == result["bits_per_dim"]
   assert "in_training" not in same

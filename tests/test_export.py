@@ -1,6 +1,7 @@
 """Exported weights: names, formats, and the same logits when read back."""
 
 import json
+import os
 import re
 import shutil
 
@@ -10,9 +11,10 @@ import numpy as np
 import pytest
 import runs
 import safetensors.numpy
-from ml_collections import ConfigDict
 from safetensors import safe_open
 
+from sparse_transformer import config as config_lib, schema
+from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import exported
 from sparse_transformer.training.experiment import Experiment, open_run, restore
 
@@ -42,6 +44,18 @@ def command(workdir, path, *words):
   return runs.command(SCRIPT, f"--workdir={workdir}", f"--out={path}", *words)
 
 
+def resave(path, change=lambda arrays, metadata: None, keep_crc=False):
+  """Saves a file again, after a change, as another program would."""
+  with safe_open(path, "numpy") as file:
+    arrays = {name: file.get_tensor(name) for name in file.keys()}
+    metadata = file.metadata()
+  change(arrays, metadata)
+  if not keep_crc:
+    del metadata["crc32"]
+    metadata["crc32"] = exported._crc32(arrays, metadata)
+  safetensors.numpy.save_file(arrays, path, metadata)
+
+
 def test_weights_read_back_give_the_same_logits(network, tmp_path):
   config, params = network
   experiment = Experiment(config)
@@ -51,9 +65,9 @@ def test_weights_read_back_give_the_same_logits(network, tmp_path):
   assert np.ptp(expected_BLV) > 1
   path = tmp_path / "weights.safetensors"
   exported.save(path, config, params)
-  found, loaded, symbols, _ = exported.load(path)
+  found, loaded, source = exported.load(path)
   assert found.to_dict() == config.to_dict()
-  assert symbols == experiment.source.symbols
+  assert source.symbols == experiment.source.symbols
   np.testing.assert_array_equal(apply(loaded, tokens_BL), expected_BLV)
 
 
@@ -119,7 +133,7 @@ def test_file_says_what_it_holds(trained, tmp_path, capsys):
     metadata = file.metadata()
   assert metadata["step"] == "2" and metadata["weights"] == "params"
   assert metadata["unit"] == "bits/dim"
-  symbols = dict(size=17, symbols="levels", separator=None)
+  symbols = dict(size=17, symbols="levels", separator=None, classes=[])
   assert json.loads(metadata["vocabulary"]) == symbols
   expected = restore(*open_run(run)).params
   same = jax.tree.map(np.array_equal, exported.load(path).params, expected)
@@ -139,29 +153,111 @@ def test_run_starts_from_a_file(trained, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.parametrize("source", ["file", "run"])
+def test_pattern_of_the_weights_is_named(source, trained, tmp_path, capsys):
+  path, new = tmp_path / "digits.safetensors", tmp_path / "new"
+  assert command(trained, path) == 0
+  start = {"train.steps": 0, "attention.pattern": "dense"}
+  start["train.init_from"] = str(path if source == "file" else trained)
+  words = runs.DIGITS, *runs.flags_of(**start), f"--workdir={new}"
+  assert runs.command("train.py", *words) == 0
+  difference = "attention.pattern=dense here, but strided there"
+  assert f"; attention: {difference}\n" in capsys.readouterr().out
+  assert metrics.read(new)[0]["attention"] == [difference]
+
+
 def test_file_of_older_code_is_read(trained, tmp_path):
   """Its config may have fields that no longer exist."""
-  path = tmp_path / "x.safetensors"
-  run = open_run(trained)
-  config, params = run[0].config.to_dict(), restore(*run).ema
-  config = ConfigDict(config | {"train": config["train"] | {"spike": 1.5}})
-  exported.save(path, config, params)
+  path, run = tmp_path / "x.safetensors", open_run(trained)
+  exported.save(path, run[0].config, params := restore(*run).ema)
+
+  def age(arrays, metadata):
+    config = json.loads(metadata["config"])
+    config["train"]["spike"] = 1.5
+    metadata["config"] = json.dumps(config)
+
+  resave(path, age)
   found = exported.load(path)
   assert "spike" not in found.config.train.keys()
   jax.tree.map(np.testing.assert_array_equal, found.params, params)
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "words"])
+def test_file_names_no_path_of_the_machine(tmp_path):
+  text = tmp_path / "a text.txt"
+  text.write_text("to be or not to be " * 40)
+  first = runs.untrained(tmp_path / "first", runs.text(text))
+  given = {"train.init_from": str(first), "attention.backend": "dense"}
+  config = runs.text(text, **given | {"mesh.data": 1})
+  run = runs.untrained(tmp_path / "run", config)
+  path = tmp_path / "x.safetensors"
+  assert command(run, path) == 0
+  content = path.read_bytes()
+  assert os.fsencode(tmp_path) not in content and b"a text" not in content
+  found = exported.load(path)
+  assert found.config == config_lib.portable(schema.typed(config))
+  changed = (
+    schema.flatten(found.config).items() - schema.flatten(config).items()
+  )
+  default = {"attention.backend": "auto", "mesh.data": -1}
+  assert dict(changed) == default | {"data.path": "", "train.init_from": ""}
+
+
+@pytest.mark.parametrize("damage", ["header", "cut", "empty", "words"])
 def test_damaged_file_is_rejected(damage, trained, tmp_path):
   path = tmp_path / "x.safetensors"
   run = open_run(trained)
   exported.save(path, run[0].config, restore(*run).ema)
-  content = bytearray(path.read_bytes())
-  if damage == "flip":
-    content[-len(content) // 2] ^= 1
-  kinds = dict(flip=content, cut=content[:-9], empty=b"", words=b"words")
+  content = path.read_bytes()
+  header = content[:8] + b"?" + content[9:]
+  kinds = dict(header=header, cut=content[:-9], empty=b"", words=b"words")
   path.write_bytes(kinds[damage])
-  with pytest.raises(ValueError, match="x.* is damaged or truncated"):
+  with pytest.raises(ValueError, match="x.* is damaged or truncated: .*again$"):
+    exported.load(path)
+
+
+def test_file_that_was_saved_again_is_read_with_a_line(
+  trained, tmp_path, capfd
+):
+  path, run = tmp_path / "x.safetensors", open_run(trained)
+  exported.save(path, run[0].config, params := restore(*run).ema)
+  resave(path, keep_crc=True)
+  exported.load(path)
+  assert capfd.readouterr().err == ""
+
+  def change(arrays, metadata):
+    metadata["format"] = "pt"
+    arrays["norm.bias"] = arrays["norm.bias"] + 1
+
+  resave(path, change, keep_crc=True)
+  found, expected = exported.load(path).params, {**params}
+  (line,) = capfd.readouterr().err.splitlines()
+  assert re.search("x.safetensors is not as exported: its CRC-32 differs", line)
+  expected["norm"] = expected["norm"] | {"bias": expected["norm"]["bias"] + 1}
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_flipped_bit_is_noticed(trained, tmp_path, capfd):
+  path, run = tmp_path / "flipped.safetensors", open_run(trained)
+  exported.save(path, run[0].config, restore(*run).ema)
+  content = bytearray(path.read_bytes())
+  content[-len(content) // 2] ^= 1
+  path.write_bytes(content)
+  exported.load(path)
+  assert "flipped.safetensors is not as exported" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+  "change, words",
+  [
+    (lambda x: x.astype(np.float16), "norm.bias must be float32"),
+    (lambda x: x[1:], "does not have the arrays of its config: norm.bias"),
+  ],
+)
+def test_array_of_another_kind_is_rejected(change, words, trained, tmp_path):
+  path, run = tmp_path / "x.safetensors", open_run(trained)
+  exported.save(path, run[0].config, restore(*run).ema)
+  resave(path, lambda x, _: x.update({"norm.bias": change(x["norm.bias"])}))
+  with pytest.raises(ValueError, match=words):
     exported.load(path)
 
 
@@ -182,15 +278,16 @@ def test_metadata_that_no_run_writes_are_rejected(
 ):
   path, run = tmp_path / "x.safetensors", open_run(trained)
   exported.save(path, run[0].config, restore(*run).ema)
-  with safe_open(path, "numpy") as file:
-    metadata = file.metadata()
-    arrays = {name: file.get_tensor(name) for name in file.keys()}
-  del metadata["crc32"]
-  old = metadata.pop(field)
-  if isinstance(change, dict):
-    change = json.dumps(json.loads(old) | change)
-  metadata |= {field: change} if change else {}
-  metadata["crc32"] = exported._crc32(arrays, metadata)
-  safetensors.numpy.save_file(arrays, path, metadata)
-  with pytest.raises(ValueError, match="x.safetensors (cannot be|does not)"):
+
+  def edit(arrays, metadata):
+    old = metadata.pop(field)
+    text = change
+    if isinstance(change, dict):
+      text = json.dumps(json.loads(old) | change)
+    if text:
+      metadata[field] = text
+
+  resave(path, edit)
+  match = "x.safetensors (cannot be|does not|is not a file of)"
+  with pytest.raises(ValueError, match=match):
     exported.load(path)

@@ -7,6 +7,7 @@ import importlib.metadata
 import io
 import pathlib
 import re
+import subprocess
 import sys
 import tokenize
 
@@ -284,6 +285,22 @@ def test_public_names_have_docstrings():
       if is_public and not ast.get_docstring(node):
         missing.append(f"{path.relative_to(REPO)}: {name}")
   assert not missing, "\n".join(missing)
+
+
+def test_no_file_has_a_path_of_a_machine():
+  """In the repository; tests, which make up such paths, are left out."""
+  command = ["git", "ls-files", "-z"]
+  if not (REPO / ".git").exists():
+    pytest.skip("needs a git checkout")
+  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+  place = re.compile(rb"(?<![\w.~>)/-])/(tmp|home|root|Users|mnt)/\w")
+  named = [
+    name
+    for name in done.stdout.split("\0")
+    if name and not name.startswith("tests/") and (REPO / name).exists()
+    if place.search((REPO / name).read_bytes())
+  ]
+  assert done.returncode == 0 and len(done.stdout) > 1000 and not named
 
 
 # The size of rooms, fields and names: what grows is taken back elsewhere.

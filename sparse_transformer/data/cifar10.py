@@ -4,6 +4,7 @@ import functools
 import io
 import os
 import pathlib
+import shlex
 
 import numpy as np
 
@@ -97,9 +98,10 @@ def newest(data_dir: str) -> pathlib.Path:
     versions = {path.parent.name for path in paths}
     if versions := {*filter(Version.is_valid, versions)}:
       return place / max(versions, key=Version)
+  command = f"{PREPARE} {shlex.quote(f'--data_dir={folder}')}"
   raise FileNotFoundError(
-    f"{folder} has no cifar10 in the array_record format; run `{PREPARE}"
-    f" --data_dir={folder}`, or set data.path to the folder that contains it"
+    f"{folder} has no cifar10 in the array_record format; run `{command}`, or"
+    " set data.path to the folder that contains it"
   )
 
 

@@ -98,10 +98,16 @@ def origin(start: Mapping[str, Any]) -> str:
   line = f"starts from {start.get('file') or start['run']}"
   if "run_step" in start:
     line += f", step {start['run_step']:,}"
-  for name in "random", "changed":
+  for name in "random", "changed", "attention":
     if start[name]:
       line += f"; {name}: {', '.join(start[name])}"
   return line
+
+
+def stage(experiment: Experiment, step: int) -> str:
+  """What weights are of: a step, or a file whose weights were converted."""
+  is_converted = experiment.config.train.init_from and not step
+  return "converted weights" if is_converted else f"step {step}"
 
 
 def end(experiment: Experiment, workdir: Path, file: Path | None) -> str:
@@ -109,7 +115,8 @@ def end(experiment: Experiment, workdir: Path, file: Path | None) -> str:
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
   ours = all(x.__module__.startswith("sparse_") for x in known.values())
-  words = ["python", "eval.py", f"--workdir={workdir}"]
+  script = os.path.relpath(version.ROOT / "eval.py")
+  words = ["python", script, f"--workdir={workdir}"]
   command = shlex.join(words + [f"--config={file}"] * bool(file and not ours))
   if not lines:
     return f"to evaluate: {command}"

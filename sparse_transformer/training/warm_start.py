@@ -23,8 +23,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   Returns:
     (state, what it starts from, as JSON; None if from random weights). There,
     `random` names the parameters that stay random because none fit, `unused`
-    the other run's without a place here, and `changed` the settings that give
-    all another meaning.
+    the other run's without a place here, `changed` the settings that give all
+    another meaning, and `attention` those of the patterns.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
@@ -38,7 +38,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
     found, config = store.by_name(file.params), file.config
-    there = dict(symbols=file.symbols, classes=file.classes)
+    there = dict(symbols=file.source.symbols, classes=file.source.classes)
     about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
   elif released.TEXT.fullmatch(text):
     found, about = processes.together(
@@ -53,7 +53,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     config = config_lib.from_json(other.get("config", {}), place)
     there = {x: other[x] for x in ("symbols", "classes") if x in other}
     about = dict(run=str(run.workdir), run_step=step)
-  changed = _changed(config, experiment)
+  changed, attention = _changed(config, experiment)
   for name, value in there.items():
     here = getattr(experiment.source, name)
     if value and here and value not in (here, [*here]):
@@ -64,20 +64,26 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     about.pop("bits", None)  # of other images, or of another network
   average = jax.tree.map(jnp.copy, params)  # the state is donated
   state = dataclasses.replace(state, params=params, ema=average)
-  return state, about | misfits
+  return state, about | misfits | dict(attention=attention)
 
 
 def _changed(before, experiment):
-  """The settings of the network by which weights mean something else."""
+  """Settings by which weights mean something else, and those of patterns."""
   free = {"all", *config_lib.AFFECTS}
   changes = config_lib.check_changes("", before, experiment.config, free)
   learned = any(x.is_learned for x in experiment.model.contents)
-  return [
-    f"{name}={here} here, but {there} there"
-    for name, (there, here) in changes.items()
-    if (name.startswith("model.") and config_lib.affects(name) == "all")
-    or (name == "attention.pattern" and learned)  # as the reach of a span
-  ]
+  changed: list[str] = []
+  attention: list[str] = []
+  for name, (there, here) in changes.items():
+    line = f"{name}={here} here, but {there} there"
+    is_of_model = (
+      name.startswith("model.") and config_lib.affects(name) == "all"
+    )
+    if is_of_model or (name == "attention.pattern" and learned):
+      changed.append(line)  # a pattern: as the reach of a span
+    elif config_lib.affects(name) == "updates and scores":
+      attention.append(line)
+  return changed, attention
 
 
 def _open(text: str) -> tuple[store.Checkpoints, int]:

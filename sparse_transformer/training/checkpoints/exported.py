@@ -6,8 +6,8 @@ import os
 import pathlib
 import types
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,21 +38,24 @@ def save(
 ) -> None:
   """Writes the parameters of an experiment's network to a file.
 
-  `about` is added to the metadata, such as the step.
+  `about` is added to the metadata, such as the step. The config is stored
+  without what only this machine has, see `config.portable`.
   """
   path = check_path(path)
   source = data.source(config.data, config.model.task == "classify")
   model = model_lib.configure(config, source)
   arrays = _by_layer(model, jax.tree.map(np.asarray, params))
   vocabulary = dict(
-    size=source.vocab_size, symbols=source.symbols, separator=source.separator
+    size=source.vocab_size,
+    symbols=source.symbols,
+    separator=source.separator,
+    classes=source.classes,
   )
-  vocabulary |= dict(classes=source.classes) if source.classes else {}
   metadata = {name: str(x) for name, x in about.items()} | dict(
     unit=source.unit,
     vocabulary=json.dumps(vocabulary),
     geometry=json.dumps(dict(length=source.length, shape=source.shape)),
-    config=json.dumps(config.to_dict()),
+    config=json.dumps(config_lib.portable(schema.typed(config)).to_dict()),
   )
   metadata["crc32"] = _crc32(arrays, metadata)
   atomic.write_bytes(path, safetensors.numpy.save(arrays, metadata))
@@ -61,31 +64,45 @@ def save(
 class Exported(NamedTuple):
   """What a file holds."""
 
-  config: schema.Config
+  config: schema.Config  # without paths
   params: dict  # of its network: nested dicts of float32 arrays
-  symbols: str  # what they stand for, see `data.Source`
-  classes: Sequence[str]  # of a classifier
+  source: Any  # what is known of the `data.Source`, which has no examples
 
 
 def load(path: str | os.PathLike) -> Exported:
-  """Reads weights that `save` wrote; raises ValueError if it did not."""
+  """Reads weights that `save` wrote, or another program has saved again.
+
+  If their CRC-32 differs, a line on standard error says so. Raises ValueError
+  if the file is damaged, or lacks the metadata or arrays that `save` writes.
+  """
   path = pathlib.Path(path)
   machine.check_free(f"to read {path}", 2 * atomic.size(path))
-  with files.blame(path), safetensors.safe_open(path, "numpy") as file:
-    arrays = {x: file.get_tensor(x) for x in file.keys()}
-    metadata = file.metadata() or {}
-  if not {"config", "crc32"} <= metadata.keys():
-    raise ValueError(f"{path} is not a file of sparse_transformer.export")
-  if others := [name for name, x in arrays.items() if x.dtype != np.float32]:
-    raise ValueError(f"{path}: {', '.join(others[:3])} must be float32")
-  if metadata.pop("crc32") != _crc32(arrays, metadata):
-    with files.blame(path):
-      raise ValueError("its CRC-32 differs")
+  try:
+    with safetensors.safe_open(path, "numpy") as file:
+      kinds = {x: file.get_slice(x).get_dtype() for x in file.keys()}
+      if others := [x for x, kind in kinds.items() if kind != "F32"]:
+        raise ValueError(f"{path}: {', '.join(others[:3])} must be float32")
+      arrays = {x: file.get_tensor(x) for x in kinds}
+      metadata = file.metadata() or {}
+  except safetensors.SafetensorError as error:
+    raise ValueError(
+      f"{path} is damaged or truncated: {error}; get it again"
+    ) from error
+  if not {"config", "vocabulary", "geometry"} <= metadata.keys():
+    raise ValueError(
+      f"{path} is not a file of sparse_transformer.export, or was saved again"
+      " without its metadata; get the exported one"
+    )
+  if metadata.pop("crc32", None) != _crc32(arrays, metadata):
+    files.tell(
+      f"warning: {path} is not as exported: its CRC-32 differs. Unless a"
+      " program has changed it, it is damaged"
+    )
   try:
     config, vocabulary, geometry = (
       json.loads(metadata[x]) for x in ("config", "vocabulary", "geometry")
     )
-    config = config_lib.from_json(config, "the config")
+    config = config_lib.portable(config_lib.from_json(config, "the config"))
     about = types.SimpleNamespace(**dict(classes=()) | vocabulary, **geometry)
     about.vocab_size = about.size
     about.orders = data.Orders(config.data.orders, tuple(about.shape))
@@ -109,7 +126,7 @@ def load(path: str | os.PathLike) -> Exported:
   for name, view in views.items():
     view[...] = arrays[name]
   params = jax.tree.map(jnp.asarray, params)
-  return Exported(config, params, about.symbols, about.classes)
+  return Exported(config, params, about)
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:

@@ -44,15 +44,20 @@ VALIDATION = "validation.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
 
 
-def about(config: config_lib.Config, source: Source) -> dict[str, Any]:
-  """Describes a run for its checkpoints: config, data, versions, command."""
+def about(
+  config: config_lib.Config, source: Source, has_data: bool = True
+) -> dict[str, Any]:
+  """Describes a run for its checkpoints: config, data, versions, command.
+
+  Without data, as of converted weights, their digest is None: any data fit.
+  """
   return dict(
     config=config.to_dict(),
     symbols=source.symbols,
     classes=source.classes,
     versions=version.packages() | dict(python=platform.python_version()),
-    data=source.digest(),
-    examples=len(source.examples("train")),
+    data=source.digest() if has_data else None,
+    examples=len(source.examples("train")) if has_data else None,
     command=version.command(),
     commit=version.commit(),
     machine=machine.machine(),
@@ -143,8 +148,8 @@ class Checkpoints:
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    A digest of None does not compare the data. Returns the free fields that
-    differ.
+    A digest of None, here or there, does not compare the data. Returns the free
+    fields that differ.
     Raises ValueError if it is from another run, or does not say from which.
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
@@ -153,8 +158,10 @@ class Checkpoints:
       raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
-    # Runs of earlier versions do not say where their splits begin.
-    if data is not None and {**data, **saved["data"]} != data:
+    # A converted run has no data; the runs of earlier versions do not say where
+    # their splits begin.
+    before_data = saved["data"]
+    if data and before_data and {**data, **before_data} != data:
       raise ValueError(
         f"{place} is from a run on other data ({saved['data']}) than the"
         f" current data ({data}); use the same data, or another --workdir"

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from sparse_transformer import atomic, data, model as model_lib
+from sparse_transformer.data import files
 from sparse_transformer.figures import style
 from sparse_transformer.model import sampling
 from sparse_transformer.training.distributed import processes
@@ -105,8 +106,12 @@ def save(
     paths = source.codec.save(stem, tokens)
   else:
     assert isinstance(source, data.Images)  # `decoder` rejects labelled data
-    paths = [stem.with_suffix(".png")]
-    save_images(paths[0], tokens, real_examples(source, len(tokens)), source)
+    paths, real = [stem.with_suffix(".png")], tokens[:0]
+    try:
+      real = real_examples(source, len(tokens))
+    except (FileNotFoundError, ModuleNotFoundError) as error:
+      files.tell(f"no real images are beside the samples: {error}")
+    save_images(paths[0], tokens, real, source)
   atomic.write_json(stem.with_suffix(".json"), about)
   return paths
 
@@ -116,7 +121,8 @@ def save_images(
 ) -> None:
   """Writes a PNG file with sampled images on the left, real ones on the right.
 
-  Both are uint8 [images, positions]. The frames of a clip are put side by side.
+  There may be no real ones. Both are uint8 [images, positions]. The frames of a
+  clip are put side by side.
   """
   (height, columns, channels), frames = source.shape, source.frames
   rows, columns = height // frames, columns * frames
@@ -124,10 +130,13 @@ def save_images(
   scale = max(1, SHEET // (side * columns))
   size = scale * columns, scale * rows
   width, height = (x + 2 + BORDER for x in size)
-  area = 2 * side * width + GAP, -(-len(tokens) // side) * height + LABEL
+  halves = [("sampled", tokens), ("real", real)][: 1 + bool(len(real))]
+  area = (
+    len(halves) * (side * width + GAP) - GAP,
+    -(-len(tokens) // side) * height + LABEL,
+  )
   page = Image.new("RGB", area, "white")
   draw, font = ImageDraw.Draw(page), ImageFont.load_default(LABEL * 0.7)
-  halves = ("sampled", tokens), ("real", real)
   for half, (label, symbols) in enumerate(halves):
     left = half * (side * width + GAP)
     draw.text((left, 0), label, style.GRAY, font)

@@ -114,7 +114,8 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
     None,
     "Folder of the run. Fields of its config can be overridden:"
     " --config.attention.backend=dense. If the config file of the run registers"
-    " patterns or data sources, also pass --config=FILE.",
+    " patterns or data sources, also pass --config=WORKDIR/config.py, its copy,"
+    " whose code is then run.",
   )
   _list_in_help("workdir")
   file, argv = _named_file(argv)
@@ -126,7 +127,24 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
   config = config_lib.read_config(flags.FLAGS.workdir).to_dict()
   config_flags.DEFINE_config_dict("config", ConfigDict(config), sys_argv=argv)
   flags.FLAGS.unparse_flags()
-  return flags.FLAGS(argv)
+  arguments = flags.FLAGS(argv)
+  file = pathlib.Path(flags.FLAGS.workdir, "config.py")
+  unknown = _unregistered(config) & _unregistered(flags.FLAGS.config)
+  if unknown and file.exists():
+    raise ValueError(
+      f"{', '.join(sorted(unknown))} must be registered first: if you trust the"
+      f" code in {file}, run {version.command(config=file)}"
+    )
+  return arguments
+
+
+def _unregistered(config):
+  """The patterns and the data source that a config names, and nothing adds."""
+  from sparse_transformer import data, patterns
+
+  text = f"{config['attention']['pattern']} {config['attention']['schedule']}"
+  names = {config["data"]["name"], *re.findall(r"(\w+) *\(", text)}
+  return names - {*data.SOURCES, *patterns.CATALOGUE, *patterns.CONTENT}
 
 
 def on_either(argv: Sequence[str]) -> Sequence[str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -11,7 +12,13 @@ import pytest
 import runs
 from absl import flags
 
-from sparse_transformer import cli, config as config_lib, data, signals
+from sparse_transformer import (
+  cli,
+  config as config_lib,
+  data,
+  patterns,
+  signals,
+)
 from sparse_transformer.model import sampling
 from sparse_transformer.training.evaluation import evaluations, samples
 from sparse_transformer.training.experiment import open_run, restore
@@ -234,6 +241,77 @@ def test_function_of_a_config_file_gets_the_metrics(
     *("hook 1 train True", "hook 2 train True", "hook 2 validation True")
   ]
   assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
+
+
+OWN = """
+import dataclasses, pathlib, runs
+from sparse_transformer import data, patterns
+pathlib.Path(__file__).with_name("was_run").touch()
+@dataclasses.dataclass(frozen=True)
+class Mine(patterns.Local):
+  pass
+patterns.CATALOGUE["Mine"] = Mine
+data.SOURCES["mine"] = data.SOURCES["digits"]
+get_config = runs.tiny
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+  """The folder of a run with a pattern and data that its config.py adds."""
+  monkeypatch.chdir(tmp_path)
+  before = [(x, dict(x)) for x in (data.SOURCES, patterns.CATALOGUE)]
+  changes = {"attention.pattern": "Local(2) | Mine (8)", "data.name": "mine"}
+  config_lib.write_config("a run", runs.tiny(**changes))
+  (tmp_path / "a run" / "config.py").write_text(OWN)
+  yield tmp_path / "a run"
+  for registry, entries in before:
+    registry.clear()
+    registry.update(entries)
+
+
+NAMES = "sample", "explain", "export", "report"
+
+
+@pytest.mark.parametrize(
+  "command", ["eval.py", *(f"sparse_transformer/{x}.py" for x in NAMES)]
+)
+def test_code_of_a_run_is_named_and_not_run(command, own, capfd):
+  assert runs.command(command, "--workdir=a run", "--config.train.seed=7") == 1
+  (line,) = capfd.readouterr().err.splitlines()
+  start, _, printed = line.partition(", run ")
+  assert start.endswith(
+    ".py: Mine, mine must be registered first: if you trust the code in a"
+    " run/config.py"
+  )
+  words = "--workdir=a run", "--config.train.seed=7", "--config=a run/config.py"
+  assert shlex.split(printed) == ["python", command, *words]
+  assert not (own / "was_run").exists()
+
+
+def test_command_that_names_the_code_of_a_run_works(own, capfd):
+  script = "sparse_transformer/explain.py"
+  assert runs.command(script, "--workdir=a run") == 1
+  printed = capfd.readouterr().err.partition(", run ")[2]
+  assert runs.command(*shlex.split(printed)[1:]) == 0
+  assert (own / "was_run").exists()
+  assert "Mine(8)" in capfd.readouterr().out
+
+
+def test_override_makes_the_code_of_a_run_unnecessary(own, capfd):
+  words = "--config.attention.pattern=dense", "--config.data.name=digits"
+  script = "sparse_transformer/explain.py"
+  assert runs.command(script, "--workdir=a run", *words) == 0
+  assert runs.command(script, "--workdir=a run", words[1]) == 1
+  assert ": Mine must be registered first" in capfd.readouterr().err
+
+
+def test_code_of_a_run_is_named_before_jax_loads(own):
+  words = "-X", "importtime", "eval.py", f"--workdir={own}"
+  done = runs.python(*words)
+  assert "must be registered first" in done.stderr
+  loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
+  assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
 
 
 def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):

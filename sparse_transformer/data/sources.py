@@ -265,8 +265,8 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
   name = config.name
   if name not in SOURCES:
     raise ValueError(
-      f"unknown data.name={name!r}; known: {', '.join(SOURCES)}; for a run"
-      " whose config file registers it, add --config=FILE"
+      f"unknown data.name={name!r}; known: {', '.join(SOURCES)}; others must be"
+      " registered first, for commands by a config file, --config=FILE"
     )
   if config.path and name in WITHOUT_PATH:
     raise ValueError(

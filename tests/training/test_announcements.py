@@ -1,10 +1,14 @@
 """Tests of what is said about settings that may be a mistake."""
 
+import pathlib
 import re
+import shlex
 
 import pytest
+import runs
 
 from configs import cifar10, digits, enwik8
+from sparse_transformer import config as config_lib, data
 from sparse_transformer.training import announcements
 from sparse_transformer.training.experiment import Experiment
 
@@ -46,3 +50,18 @@ def test_shared_summaries_and_columns_that_skip_the_byte_above_are_reported(
   error = capsys.readouterr().err
   assert error.count("\n") == (words is not None)
   assert re.search(words or "^$", error)
+
+
+@pytest.mark.parametrize("file", [None, "a config.py"])
+def test_command_at_the_end_works_in_any_folder(
+  file, trained, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  experiment = Experiment(config_lib.read_config(trained))
+  monkeypatch.setitem(data.SOURCES, "mine", lambda config: None)
+  line = announcements.end(experiment, trained, file)
+  python, script, *words = shlex.split(line.partition("saved: ")[2])
+  assert python == "python"
+  assert pathlib.Path(script).resolve() == runs.REPO / "eval.py"
+  own = [f"--config={file}"] if file else []
+  assert words == [f"--workdir={trained}", *own, "--step=best"]

@@ -148,8 +148,8 @@ class Checkpoints:
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 
-    A digest of None, here or there, does not compare the data. Returns the free
-    fields that differ.
+    A digest of None, here or there, does not compare the data: a converted run
+    has none. Returns the free fields that differ.
     Raises ValueError if it is from another run, or does not say from which.
     """
     place, saved = f"checkpoint {self._path(step)}", self.describe(step)
@@ -158,10 +158,7 @@ class Checkpoints:
       raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
     changes = config_lib.check_changes(place, before, config, free)
-    # A converted run has no data; the runs of earlier versions do not say where
-    # their splits begin.
-    before_data = saved["data"]
-    if data and before_data and {**data, **before_data} != data:
+    if None not in (data, saved["data"]) and data != saved["data"]:
       raise ValueError(
         f"{place} is from a run on other data ({saved['data']}) than the"
         f" current data ({data}); use the same data, or another --workdir"

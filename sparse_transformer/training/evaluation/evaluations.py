@@ -167,8 +167,7 @@ def _overrides(experiment, checkpoints, step):
     del found["model.dtype"]
   if checkpoints.has_other_data(step, config):
     digest = experiment.source.digest()
-    own = checkpoints.describe(step)["data"]
-    if {**digest, **own} != digest:  # it was not moved
+    if digest != checkpoints.describe(step)["data"]:  # it was not moved
       found |= {"data.path": config.data.path, "data": digest}
   return found
 

@@ -1,6 +1,6 @@
 """A run of a comparison in one process: train.py, then the score of eval.py.
 
-python sparse_transformer/comparison/run.py PATH/train.py --config=... ...
+python sparse_transformer/comparison/run.py train.py --config=... --workdir=...
 """
 
 import pathlib
@@ -15,17 +15,16 @@ def score(argv: Sequence[str]) -> None:
   """Scores the best checkpoint of --workdir, whose flags are those of a run."""
   from sparse_transformer import version
   from sparse_transformer.attention import registry
-  from sparse_transformer.cli import config_flags, flags
+  from sparse_transformer.cli import flags
   from sparse_transformer.signals import Signals
   from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import evaluations
   from sparse_transformer.training.experiment import open_run, restore
 
-  workdir = flags.FLAGS.workdir
-  file = config_flags.get_config_filename(flags.FLAGS["config"])
-  words = f"--config={file}", f"--workdir={workdir}", "--split=validation"
+  words = *sys.argv[1:3], "--split=validation"  # --config and --workdir
   sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
-  run = experiment, _ = open_run(workdir, {"model.dtype": "float32"}, "best")
+  given = {"model.dtype": "float32"}
+  run = experiment, _ = open_run(flags.FLAGS.workdir, given, "best")
   registry.AVOIDED.clear()  # which was about another dtype
   kernel_check.avoid_wrong(experiment)
   with Signals() as signals:

@@ -189,13 +189,8 @@ config_flags.register_flag_parser_for_type(int, Integers())
 
 
 def overrides(exact: bool = False) -> dict[str, Any]:
-  """The fields of --config that flags set; if exact, float32 unless they do.
-
-  Another pattern holds in place of `attention.schedule`.
-  """
+  """The fields of --config that flags set; if exact, float32 unless they do."""
   found = config_flags.get_override_values(flags.FLAGS["config"])
-  if "attention.pattern" in found:
-    found.setdefault("attention.schedule", "")
   return {"model.dtype": "float32"} | found if exact else found
 
 

@@ -20,7 +20,7 @@ AFFECTS = {
   "nothing": (  # how a run computes, logs and keeps
     *("attention.backend", "attention.check", "checkpoint.", "data.path"),
     *("eval.batch_size", "eval.every", "eval.samples", "mesh."),
-    *("model.remat", "train.log_every", "train.nonfinite"),
+    *("model.remat", "train.log_every"),
   ),
   # No score of given weights, only how they come about: from the first step
   # on, or from any step.

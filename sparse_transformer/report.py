@@ -82,10 +82,6 @@ def _summary(experiment, step, about, lines, changes):
 
   config, source = experiment.config, experiment.source
   network, made = experiment.model, ("command", "begun", "commit", "machine")
-  patterns = "; ".join(
-    f"{pattern} after {step:,} steps" if step else pattern
-    for step, pattern in model_lib.schedule(config).items()
-  )
   rows = [
     *((x, about[x]) for x in made if about.get(x)),
     ("trained", _trained(experiment, step, about, lines, changes)),
@@ -94,7 +90,7 @@ def _summary(experiment, step, about, lines, changes):
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
     ("FLOPs per token", f"{costs.flops_per_token(network)['total']:,.0f}"),
-    ("attention", f"{patterns}, {config.attention.mode}"),
+    ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
   ]
   last = {line["split"]: line for line in lines}
   for split in ("train", "validation"):

@@ -173,7 +173,6 @@ class Attention(Group):
     "dense, local, strided, fixed, strided_target, a layout such as gemma3, or"
     " an expression over docs/patterns.md: Local(96) | Global(8)",
   )
-  schedule: str = field("", 'after steps: "8000: strided then 9000: dense"')
   mode: str = field("interleaved", "of factors: interleaved, merged, heads")
   cycle: tuple[int, ...] = field((), "order of factors; (): 0, 1, ...", CYCLE)
   stride: int = field(128, "l, for strided; block size, for fixed", SIZE)
@@ -224,9 +223,6 @@ class Train(Group):
   )
   accumulation: int = field(1, "micro-batches per update", SIZE)
   log_every: int = field(50, "steps between lines of metrics")
-  nonfinite: str = field(
-    "stop", "if a loss or gradient is not finite", one_of("stop", "skip")
-  )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -182,8 +182,7 @@ def test_device_that_is_absent_is_said_in_one_line(tmp_path):
 
 
 def test_config_of_a_run_takes_the_place_of_a_file(tmp_path, capsys):
-  scheduled = runs.tiny(**{"attention.schedule": "2: dense"})
-  config_lib.write_config(tmp_path, scheduled)
+  config_lib.write_config(tmp_path, runs.tiny())
   words = f"--workdir={tmp_path}", "--config.attention.pattern=Local(5)"
   assert runs.command("sparse_transformer/explain.py", *words) == 0
   assert "Local(5)" in capsys.readouterr().out

@@ -27,10 +27,8 @@ from sparse_transformer.comparison import (
   preflight,
   record,
   run,
-  trials,
 )
 from sparse_transformer.training import loop, metrics
-from sparse_transformer.training.experiment import Experiment
 
 SCRIPT = "sparse_transformer/compare.py"
 STEPS = ("steps", 20)
@@ -125,17 +123,6 @@ def test_comparison_does_not_go_on_with_other_data(tmp_path):
   path.write_bytes(b"abce" * 256)
   with pytest.raises(ValueError, match="is of other data; use another"):
     preflight.begin(plan)
-
-
-def test_keys_follow_a_schedule():
-  later = "dense with attention.schedule=9:Local(8)"
-  plan = of("attention.pattern", f"dense;Local(8);{later}")
-  preflight.check_runs(plan)
-  dense, local, both = (
-    trials.keys(Experiment(plan_lib.Trial(plan, x, seed=0).config), 20)
-    for x in plan.choices
-  )
-  assert both == pytest.approx(dense * 9 / 20 + local * 11 / 20)
 
 
 # The record, and what is made from it.

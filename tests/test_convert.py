@@ -268,17 +268,16 @@ def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
 
 def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
   text, run = text_of(tmp_path), tmp_path / "run"
-  schedule = {"attention.schedule": "1: dense then 2: local"}
-  path = made_of(runs.text(text, **schedule), tmp_path)
+  path = made_of(runs.text(text), tmp_path)
   words = f"--config.data.path={text}", "--config.attention.pattern=dense"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
   config = open_run(run)[0].config
   assert (config.data.length, config.data.path) == (32, str(text))
-  assert (config.attention.pattern, config.attention.schedule) == ("dense", "")
+  assert config.attention.pattern == "dense"
   line = capfd.readouterr().out.splitlines()[0]
   assert line == (
     f"starts from {path}; attention: attention.pattern=dense here, but strided"
-    " there, attention.schedule= here, but 1: dense then 2: local there"
+    " there"
   )
   assert runs.scores(capfd, run)[0]["overrides"] == {}
 

@@ -70,11 +70,11 @@ UNSET = {
   "of the machine": "attention.backend attention.check train.accumulation"
   " mesh.data mesh.fsdp mesh.sequence mesh.tensor",
   "of one run": "train.seed train.init_from train.init_partial"
-  " train.nonfinite eval.samples checkpoint.keep",
+  " eval.samples checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes data.splits",
-  "of options that were compared": "attention.schedule"
-  " optimizer.adam_learning_rate optimizer.beta1",
+  "of options that were compared": "optimizer.adam_learning_rate"
+  " optimizer.beta1",
   "of runs that may become longer": "optimizer.schedule optimizer.minimum",
 }
 # Names of several functions or classes of a package, by the reason.

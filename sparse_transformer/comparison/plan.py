@@ -108,11 +108,6 @@ class Trial:
       values[self.plan.tuned] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
     kind, amount = self.budget
-    if kind != "steps" and config.attention.schedule:
-      raise ValueError(
-        f"a budget of {kind}:{amount:g} leaves open whether a run reaches the"
-        " steps of attention.schedule; use steps:N"
-      )
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
     seed = self.plan.seeds.stop if self.seed is None else self.seed
     own = {"train.steps": steps, "train.seed": seed}

@@ -5,10 +5,10 @@ import itertools
 import jax
 
 from sparse_transformer import atomic, data, schema
-from sparse_transformer.comparison import trials
 from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.training import loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.explanation import costs
 
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 
@@ -56,15 +56,13 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
       alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
       cpu = jax.devices("cpu")[0]
       warm_start.first_state(Experiment(alone, (cpu,), source))
-    networks = ((step, x.model) for step, x in experiment.phases.items())
     fields = schema.flatten(config).items()
     others = (x for x in fields if not x[0].startswith("attention."))
-    if (other := seen.setdefault((*networks, *others), label)) != label:
+    if (other := seen.setdefault((experiment.model, *others), label)) != label:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
-    # The first run of a choice has the full budget; tuning may have less.
-    keys.setdefault(label, trials.keys(experiment, config.train.steps))
+    keys[label] = costs.keys_per_query(experiment.model)
     units[source.unit] = label
   if len(units) > 1:
     found = ", ".join(f"{unit} with {x}" for unit, x in units.items())

@@ -6,8 +6,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.comparison import jobs, record, run
 from sparse_transformer.comparison.plan import Trial
@@ -104,7 +102,7 @@ def collected(trial: Trial) -> record.Run:
     commit=saved.get("commit") or "unknown",
     steps=steps,
     tokens_per_step=trial.config.train.batch_size * experiment.model.length,
-    keys=keys(experiment, steps),
+    keys=costs.keys_per_query(experiment.model),
     parameters=count_parameters(experiment.model),
     peak_bytes=lines[-1]["peak_bytes"],
     **{x: curve[x][-1] for x in TIMES},  # the last step is validated
@@ -113,10 +111,3 @@ def collected(trial: Trial) -> record.Run:
     test=None,
     curve=curve,
   )
-
-
-def keys(experiment: Experiment, steps: int) -> float:
-  """Keys per query, the mean over the first steps of a run."""
-  bounds = [min(first, steps) for first in (*experiment.phases, steps)]
-  each = [costs.keys_per_query(x.model) for x in experiment.phases.values()]
-  return float(np.average(each, weights=np.diff(bounds)))

@@ -3,7 +3,6 @@
 from sparse_transformer.model.configure import (
   Config as Config,
   configure as configure,
-  schedule as schedule,
 )
 from sparse_transformer.model.options import project as project
 from sparse_transformer.model.stacks import (

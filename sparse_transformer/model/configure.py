@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 from typing import Any
 
 from sparse_transformer import patterns as patterns_lib, schema
@@ -108,7 +107,7 @@ class Config(schema.Model):
 
 
 def configure(config: schema.Config, source: Any) -> Config:
-  """Makes the network config of an experiment, with the last of its patterns.
+  """Makes the network config of an experiment.
 
   A classifier has named patterns in their bidirectional form. Of the data
   source, vocab_size, length, shape, separator, classes and orders are used.
@@ -118,8 +117,8 @@ def configure(config: schema.Config, source: Any) -> Config:
   """
   settings, length = dict(config.attention), source.length
   backend = settings.pop("backend")
-  del settings["pattern"], settings["schedule"], settings["check"]
-  *_, name = schedule(config).values()
+  name = settings.pop("pattern")
+  del settings["check"]
   factors = patterns_lib.FACTORIZATIONS.get(name, "")
   for field in ("stride", "window"):
     if settings[field] > length and f"{{{field}}}" in factors:
@@ -168,28 +167,3 @@ def _check(pattern, length, is_causal):
       " position is predicted from earlier ones only; use"
       f" ({name.partition(' ')[2]}) & Causal()"
     )
-
-
-def schedule(config: schema.Config) -> dict[int, str]:
-  """The patterns of an experiment, by the steps from which they are used."""
-  attention, found = config.attention, {0: config.attention.pattern}
-  phases = re.split(r"\bthen\b", attention.schedule)
-  for phase in phases if attention.schedule else ():
-    step, colon, pattern = (x.strip() for x in phase.partition(":"))
-    if not (colon and pattern and re.fullmatch(r"\d{1,10}", step, re.ASCII)):
-      raise ValueError(
-        f"attention.schedule={shorten(attention.schedule)!r} must be like"
-        ' "8000: strided", or several of these joined by "then"'
-      )
-    if int(step) <= max(found):
-      raise ValueError(
-        f"attention.schedule: step {step} must be above {max(found)}, where"
-        " the pattern before it starts"
-      )
-    found[int(step)] = pattern
-  if 0 < config.train.steps <= max(found):
-    raise ValueError(
-      f"attention.schedule: step {max(found)} must be below"
-      f" train.steps={config.train.steps}"
-    )
-  return found

@@ -33,7 +33,7 @@ def introduce(
   print(
     f"{model_lib.count_parameters(network):,} parameters,"
     f" {layers} layer{'s' * (layers > 1)} of width {network.width},"
-    f" {' then '.join(model_lib.schedule(config).values())};"
+    f" {config.attention.pattern};"
     f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
     f" {source.unit}"
   )
@@ -43,8 +43,7 @@ def introduce(
     f" {', '.join([f'{devices.size} x {devices.flat[0].device_kind}', *split])}"
     f"; commit {version.commit() or 'unknown'}; {workdir}"
   )
-  for phase in experiment.phases.values():
-    warn(phase)
+  warn(experiment)
   cases = costs.attention_cases(config, experiment.model)
   chosen = registry.explain_choice(experiment.model.backend, *cases)
   print(f"attention by {chosen}", flush=True)

@@ -85,36 +85,6 @@ class Experiment:
     return model_lib.configure(self.config, self.source)
 
   @functools.cached_property
-  def phases(self) -> dict[int, "Experiment"]:
-    """{first step: the experiment with its pattern}, by `attention.schedule`.
-
-    Raises ValueError if the schedule is invalid, or parameters differ.
-    """
-    patterns = model_lib.schedule(self.config)
-    if len(patterns) == 1:
-      return {0: self}
-    found = {}
-    for step, pattern in patterns.items():
-      values = {"attention.pattern": pattern, "attention.schedule": ""}
-      config = self.config.replace(**values)
-      found[step] = Experiment(config, self.devices, self.source)
-      if found[step]._parameters != self._parameters:
-        raise ValueError(
-          f"attention.schedule: {pattern} and {[*patterns.values()][-1]} differ"
-          " in parameters (centroids or spans); all patterns need the same"
-        )
-    return found
-
-  @property
-  def _parameters(self):
-    learned = {x for x in self.model.contents if x.is_learned}
-    return self._shapes, learned
-
-  def at(self, step: int) -> "Experiment":
-    """The experiment with the pattern of a step, counted from 0."""
-    return self.phases[max(first for first in self.phases if first <= step)]
-
-  @functools.cached_property
   def apply(self) -> Callable[..., jax.Array]:
     """The network: (params, tokens_BL, rng=None) -> logits."""
     return model_lib.make_apply(self.model)
@@ -200,15 +170,14 @@ def open_run(
 ) -> tuple[Experiment, Checkpoints]:
   """The experiment that made a step of a run, under overrides; its checkpoints.
 
-  Another pattern holds in place of `attention.schedule`. A run may have changed
-  since. Raises what `find`, `verify` and `config` of `Checkpoints` do.
+  A run may have changed since. Raises what `find`, `verify` and `config` of
+  `Checkpoints` do.
   """
-  checkpoints, values = Checkpoints(workdir), dict(overrides or {})
-  if "attention.pattern" in values:
-    values.setdefault("attention.schedule", "")
+  checkpoints = Checkpoints(workdir)
   step = checkpoints.find(step)
   checkpoints.verify(step)
-  return Experiment(checkpoints.config(step).replace(**values)), checkpoints
+  config = checkpoints.config(step).replace(**overrides or {})
+  return Experiment(config), checkpoints
 
 
 def restore(

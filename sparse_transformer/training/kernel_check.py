@@ -37,8 +37,7 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   experiment, for which it is called before devices are used.
   """
   config, failed = experiment.config, []
-  models = [phase.model for phase in experiment.phases.values()]
-  cases = lambda: [y for x in models for y in costs.attention_cases(config, x)]
+  cases = lambda: costs.attention_cases(config, experiment.model)
   if config.attention.backend != "auto" or not config.attention.check:
     return experiment
   is_used = xla_bridge.backends_are_initialized()

@@ -145,9 +145,7 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
   config, first = experiment.config, int(state.step)
   lines = processes.decide(lambda: metrics.read(writer.workdir))
   watch = Stopwatch(lines, run.options.limit)
-  monitor = metrics.Monitor(
-    config.train, experiment.numbers, writer.note, lines
-  )
+  monitor = metrics.Monitor(experiment.numbers, writer.note)
   is_last = first == config.train.steps or watch.is_over()
   every = config.train.log_every, config.eval.every, config.checkpoint.every
   total = None if run.options.limit else config.train.steps
@@ -164,16 +162,13 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
         run.checkpoints.save(state, bits)  # they are added to the saved step
     for step in range(first, first if is_last else config.train.steps):
       run.stops.check()
-      phase = experiment.at(step)
-      if step and step in experiment.phases:
-        _note_pattern(writer, step, phase.config.attention.pattern)
       profile.before(step + 1, state)
       batch = experiment.batch(step)
       schedule = optimizer.schedule(config, step, watch.share())
-      state, measured = phase.program(state, batch, schedule)
+      state, measured = experiment.program(state, batch, schedule)
       done, bits = step + 1, None  # the step's number in metrics, checkpoints
       advance(1)
-      watch.count(len(batch) * phase.model.length)
+      watch.count(len(batch) * experiment.model.length)
       monitor.watch(done, measured)
       is_last = done == config.train.steps or watch.is_over()
       logs, validates, saves = (_is_due(done, x, is_last) for x in every)
@@ -183,7 +178,7 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
         monitor.flush()
         with watch.paused():
           if logs:
-            _log(writer, done, measured, phase, watch)
+            _log(writer, done, measured, experiment, watch)
           if validates:
             bits = _validate(run, state, watch)
           if saves:
@@ -221,9 +216,6 @@ def _is_due(step, every, is_last):
 def check(experiment: Experiment) -> None:
   """Raises ValueError or OSError if a run cannot begin; trains nothing."""
   config, sizes = experiment.config, experiment.mesh.shape
-  for phase in experiment.phases.values():
-    if phase is not experiment:
-      check(phase)
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
   if config.eval.samples:
@@ -239,11 +231,9 @@ def _compile(experiment, workdir, limit, step):
   processes.decide(lambda: announcements.introduce(experiment, workdir, limit))
   if step >= experiment.config.train.steps:
     return
-  began, phases = time.perf_counter(), experiment.phases.items()
-  later = [phase for first, phase in phases if first > step]
+  began = time.perf_counter()
   processes.decide(lambda: print("compiling", flush=True))
-  for phase in (experiment.at(step), *later):
-    processes.together(functools.partial(getattr, phase, "program"))
+  processes.together(lambda: experiment.program)
   took = time.perf_counter() - began
   processes.decide(lambda: print(f"compiled in {took:.1f} s", flush=True))
 
@@ -305,15 +295,10 @@ def _write(experiment, workdir, step, changes, options):
     save_patterns(path, model.patterns, model.shape, model.length)
 
 
-def _note_pattern(writer, step, pattern):
-  writer.note(step + 1, "pattern", pattern=pattern)
-  writer.say(f"after {step:,} steps: attention.pattern={pattern}")
-
-
-def _log(writer, step, measured, phase, watch):
+def _log(writer, step, measured, experiment, watch):
   if (values := _finite(measured)) is None:
-    return  # it is noted as skipped, or the loss scale is too large
-  values |= costs.speed(watch.rate(), phase.model)
+    return  # the loss scale is too large
+  values |= costs.speed(watch.rate(), experiment.model)
   writer.write(step, "train", **values, **watch.times())
 
 

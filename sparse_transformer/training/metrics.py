@@ -7,7 +7,7 @@ import os
 import pathlib
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self, TextIO
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from tensorboardX import SummaryWriter
 
-from sparse_transformer import atomic, schema, signals
+from sparse_transformer import atomic, signals
 from sparse_transformer.progress import say
 from sparse_transformer.training.step import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
@@ -33,7 +33,6 @@ SHORT = dict(
 )
 HIDDEN = {"nats", "model_flops_per_second", *TIMES}
 NUMBERS = {*SHORT, *HIDDEN, "mfu"}  # in a line that has them
-MAX_SKIPPED = 10  # batches in a row; one more ends the run
 OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
 
@@ -179,22 +178,14 @@ class Monitor:
   """Judges each step while the next one runs, so that no device waits.
 
   Args:
-    settings: the group `train` of the config.
     numbers: the training examples of the batch of each step.
-    note: `Writer.note`, called for each skipped step, and the end.
-    lines: `metrics.jsonl` so far.
+    note: `Writer.note`, called if the run must end.
   """
 
-  def __init__(
-    self,
-    settings: schema.Train,
-    numbers: Sequence[np.ndarray],
-    note: Callable[..., None],
-    lines: Iterable[Mapping] = (),
-  ):
-    self._settings, self._numbers, self._note = settings, numbers, note
+  def __init__(self, numbers: Sequence[np.ndarray], note: Callable[..., None]):
+    self._numbers = numbers
+    self._note = note
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
-    self._skipped = [x["step"] for x in lines if x["split"] == "skipped"]
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
     """Calls `flush`, then keeps the metrics of this step, from 1, for later."""
@@ -216,16 +207,9 @@ class Monitor:
         return self._nonfinite(step, name, values[name])
 
   def _nonfinite(self, step: int, name: str, value: float) -> None:
-    examples, reason = self._numbers[step - 1].tolist(), ""
-    bad, most = dict(metric=name, value=str(value)), MAX_SKIPPED
-    if self._settings.nonfinite == "skip":
-      self._note(step, "skipped", **bad, examples=examples)
-      self._skipped.append(step)
-      if self._skipped[-most - 1 :] != list(range(step - most, step + 1)):
-        return
-      reason = f", after {most} batches in a row were skipped"
-    self._note(step, "diverged", **bad)
+    self._note(step, "diverged", metric=name, value=str(value))
+    examples = ", ".join(map(str, self._numbers[step - 1].tolist()))
     raise FloatingPointError(
-      f"{name} is {value} at step {step}{reason}; the weights are as before it;"
-      f" its batch has the training examples {', '.join(map(str, examples))}"
+      f"{name} is {value} at step {step}; the weights are as before it; its"
+      f" batch has the training examples {examples}"
     )

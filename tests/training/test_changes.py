@@ -1,4 +1,4 @@
-"""Tests of runs that start from others, change, or follow a schedule."""
+"""Tests of runs that start from others, or change."""
 
 import json
 import pathlib
@@ -12,7 +12,6 @@ import runs
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import announcements, loop, metrics, warm_start
 from sparse_transformer.training.checkpoints import exported, store
-from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.experiment import Experiment, open_run, restore
 
 arrays = runs.arrays
@@ -266,37 +265,3 @@ def test_other_changes_need_another_run(trained):
   fewer = runs.tiny(**{"train.steps": 3, "eval.every": 2})
   with pytest.raises(ValueError, match="train.steps=3 must be at least 4"):
     loop.train(fewer, trained, allow_changes=True)
-
-
-# Schedules.
-
-SCHEDULE = {"attention.pattern": "dense", "attention.schedule": "2: strided"}
-
-
-def test_schedule_trains_each_step_with_its_pattern(tmp_path, capsys):
-  config = runs.tiny(**SCHEDULE)
-  state = loop.train(config, tmp_path)
-  assert "after 2 steps: attention.pattern=strided" in capsys.readouterr().out
-  expected = Experiment(config).first_state()
-  for step, pattern in zip(range(0, 4, 2), ["dense", "strided"], strict=True):
-    of_step = Experiment(runs.tiny(**{"attention.pattern": pattern}))
-    expected = advance(of_step, expected, range(step, step + 2))
-  assert arrays(state) == arrays(expected)
-  (line,) = (x for x in metrics.read(tmp_path) if x["split"] == "pattern")
-  assert (line["step"], line["pattern"]) == (3, "strided")
-
-
-def test_schedule_is_evaluated_by_its_last_pattern_or_another(tmp_path):
-  last = Experiment(runs.tiny(**{"attention.pattern": "strided"}))
-  experiment = Experiment(runs.tiny(**SCHEDULE))
-  assert experiment.model == last.model
-  tokens, params = experiment.batch(0), experiment.first_state().params
-  params["logits"]["kernel"] += np.arange(16.0)[:, None] * np.arange(17)
-  found, expected = (x.losses(params, tokens) for x in (experiment, last))
-  assert arrays(found) == arrays(expected)
-  workdir = runs.untrained(tmp_path, runs.tiny(**SCHEDULE))
-  other, checkpoints = open_run(workdir, {"attention.pattern": "dense"})
-  dense = Experiment(runs.tiny(**{"attention.pattern": "dense"}))
-  assert other.model == dense.model
-  none = {"attention.schedule": ""}
-  assert evaluations._overrides(other, checkpoints, 0) == none

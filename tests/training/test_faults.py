@@ -41,15 +41,13 @@ SETTINGS = {
 }
 CONTENT = {"attention.pattern": runs.CONTENT, "model.num_layers": 2}
 CONTENT |= {"model.experts": 4}
-SCHEDULE = {"attention.pattern": "dense"}
-SCHEDULE |= {"attention.schedule": "6: Local(5) then 12: strided"}
 ORDERS = {"data.orders": ("rotation", "jigsaw")}
 pytestmark = pytest.mark.usefixtures("shared_experiments")
 
 # What a run prints if nothing is wrong.
 EXPECTED = (
   r"resumes from step \d|step +\d+  (train|valid)|attention by|compil"
-  r"|best validation|[\d,]+ parameters; |after \d+ steps"
+  r"|best validation|[\d,]+ parameters; "
 )
 
 
@@ -106,7 +104,7 @@ def assert_resumes_exactly(workdir, whole, **changes):
 
 @pytest.mark.parametrize(
   "kills, changes",
-  [(1, {}), (10, {}), (10, CONTENT), (10, SCHEDULE), (10, ORDERS)],
+  [(1, {}), (10, {}), (10, CONTENT), (10, ORDERS)],
 )
 @pytest.mark.one_in(5)
 def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
@@ -296,26 +294,6 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert store.Checkpoints(tmp_path).steps()[-1] == 3
   patch.undo()
   assert_resumes_exactly(tmp_path, whole)
-
-
-def test_bad_batches_are_skipped_until_too_many_in_a_row(
-  tmp_path, spoil, monkeypatch
-):
-  monkeypatch.setattr(metrics, "MAX_SKIPPED", 2)
-  settings = {"train.nonfinite": "skip"}
-  settings |= {"train.log_every": 1, "eval.every": 0, "checkpoint.every": 7}
-  config = runs.tiny(**SETTINGS | settings)
-  spoil(2, 4, 5, 7, 8, 9)
-  with pytest.raises(FloatingPointError, match="step 9, after 2 batches"):
-    loop.train(config, tmp_path)
-  skipped = of_split(tmp_path, "skipped")
-  assert [line["step"] for line in skipped] == [2, 4, 5, 7, 8, 9]
-  assert {(x["metric"], x["value"]) for x in skipped} == {("nats", "nan")}
-  assert all(len(line["examples"]) == 8 for line in skipped)
-  trained = [line["step"] for line in of_split(tmp_path, "train")]
-  assert trained == [1, 3, 6]
-  state = store.Checkpoints(tmp_path).restore(Experiment(config).like, 7)
-  assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize(

@@ -4,21 +4,18 @@ import math
 
 import numpy as np
 import pytest
-import runs
 
-from sparse_transformer.training import metrics
 from sparse_transformer.training.metrics import Monitor
 
 
-def make(lines=(), **changes):
+def make():
   """A monitor, and the list of what it notes; batches have one example."""
   noted = []
-  settings = runs.tiny(**{f"train.{k}": v for k, v in changes.items()}).train
 
   def note(step, split, **values):
     noted.append((step, split, values))
 
-  return Monitor(settings, np.arange(99)[:, None] + 100, note, lines), noted
+  return Monitor(np.arange(99)[:, None] + 100, note), noted
 
 
 def watch(monitor, losses, first=1):
@@ -46,14 +43,3 @@ def test_nonfinite_loss_is_named_once_and_before_the_gradient():
   with pytest.raises(FloatingPointError, match="^gradient_norm is nan at step"):
     watch(monitor, [(1.0, math.nan)])
   assert [split for _, split, _ in noted] == ["diverged"] * 2
-
-
-def test_batches_skipped_before_a_restart_count(monkeypatch):
-  monkeypatch.setattr(metrics, "MAX_SKIPPED", 2)
-  lines = [dict(step=step, split="skipped") for step in (4, 5)]
-  monitor, _ = make(lines, nonfinite="skip")
-  with pytest.raises(FloatingPointError, match="after 2 batches in a row"):
-    watch(monitor, [math.nan], first=6)
-  monitor, noted = make(lines, nonfinite="skip")
-  watch(monitor, [math.nan], first=7)
-  assert len(noted) == 1

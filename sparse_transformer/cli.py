@@ -142,8 +142,8 @@ def _unregistered(config):
   """The patterns and the data source that a config names, and nothing adds."""
   from sparse_transformer import data, patterns
 
-  text = f"{config['attention']['pattern']} {config['attention']['schedule']}"
-  names = {config["data"]["name"], *re.findall(r"(\w+) *\(", text)}
+  used = re.findall(r"(\w+) *\(", config["attention"]["pattern"])
+  names = {config["data"]["name"], *used}
   return names - {*data.SOURCES, *patterns.CATALOGUE, *patterns.CONTENT}
 
 

@@ -39,14 +39,9 @@ def _replace(message, *about, show=warnings.showwarning):
   """Makes room for a program that JAX cannot read, and would not overwrite."""
   if not (found := re.match(DAMAGED, f"{message}")):
     return show(message, *about)
-  from jax._src import compilation_cache  # nothing public reads an entry
-
-  # Which of that name it is, nothing says.
+  # Nothing says which of that name it is; the others are compiled again.
   for path in pathlib.Path(os.environ[DIRECTORY]).glob(f"{found[1]}-*-cache"):
-    try:
-      compilation_cache.decompress_executable(path.read_bytes())
-    except Exception:
-      path.unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
 def _processor():

@@ -191,7 +191,6 @@ class Optimizer(Group):
     "adamw", "muon: for matrices of blocks", one_of("adamw", "muon")
   )
   learning_rate: float = field(0.00035, "peak learning rate")
-  adam_learning_rate: float = field(0.0, "Adam's, with Muon; 0: learning_rate")
   warmup_steps: int = field(5000, "linear warm-up, before the schedule")
   schedule: str = field(
     "cosine",

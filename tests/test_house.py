@@ -73,8 +73,7 @@ UNSET = {
   " eval.samples checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes data.splits",
-  "of options that were compared": "optimizer.adam_learning_rate"
-  " optimizer.beta1",
+  "of options that were compared": "optimizer.beta1",
   "of runs that may become longer": "optimizer.schedule optimizer.minimum",
 }
 # Names of several functions or classes of a package, by the reason.

@@ -21,7 +21,6 @@ class Schedule(NamedTuple):
   steps: jax.typing.ArrayLike  # `train.steps`
   warmup: jax.typing.ArrayLike  # steps
   peak: jax.typing.ArrayLike
-  adam_peak: jax.typing.ArrayLike  # of Muon's Adam
   minimum: jax.typing.ArrayLike  # as a share of the peak
 
 
@@ -52,20 +51,18 @@ def schedule(
     due = max(step, int(10 * share * warmup))
     if due >= warmup:
       due = max(warmup, int(share * steps))
-  peak = settings.learning_rate
   return Schedule(
     step=np.int32(due),
     steps=np.int32(steps),
     warmup=np.int32(warmup),
-    peak=np.float32(peak),
-    adam_peak=np.float32(settings.adam_learning_rate or peak),
+    peak=np.float32(settings.learning_rate),
     minimum=np.float32(least),
   )
 
 
-def rate(kind: str, due: Schedule, peak: jax.typing.ArrayLike) -> jax.Array:
+def rate(kind: str, due: Schedule) -> jax.Array:
   """Linear warm-up to a peak, then what `optimizer.schedule` names."""
-  step, steps, warmup, *_, least = map(jnp.asarray, due)
+  step, steps, warmup, peak, least = map(jnp.asarray, due)
   rest = jnp.maximum(1, steps - warmup)
   last = jnp.maximum(1, jnp.round(DECAY * rest))
   # XLA divides by constants like this, so that earlier runs go on bit for bit.
@@ -92,17 +89,12 @@ def make_optimizer(
   Muon is for the matrices of the blocks, which decay; Adam for all else. Its
   updates have the root mean square of Adam's, so learning rates carry over.
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
-  Raises ValueError if the schedule is invalid, see `schedule`, or AdamW is
-  given a learning rate of Muon's Adam.
+  Raises ValueError if the schedule is invalid, see `schedule`.
   """
   settings, own = config.optimizer, schedule(config)
 
-  def by_updates(name: str) -> optax.Schedule:
-    def at(count):
-      now = due or own._replace(step=count)
-      return rate(settings.schedule, now, getattr(now, name))
-
-    return at
+  def by_updates(count: jax.Array) -> jax.Array:
+    return rate(settings.schedule, due or own._replace(step=count))
 
   common = dict(eps=EPSILON, weight_decay=settings.weight_decay)
   clip = optax.clip_by_global_norm(CLIP_NORM)
@@ -110,10 +102,10 @@ def make_optimizer(
     return optax.chain(
       clip,
       optax.contrib.muon(
-        by_updates("peak"),
+        by_updates,
         adam_b1=settings.beta1,
         adam_b2=settings.beta2,
-        adam_learning_rate=by_updates("adam_peak"),
+        adam_learning_rate=by_updates,
         # By default it would take the embeddings and the stacked biases, which
         # have two axes, and leave out the stacked matrices, which have three.
         muon_weight_dimension_numbers=_block_matrices,
@@ -121,13 +113,8 @@ def make_optimizer(
         **common,
       ),
     )
-  if adam := settings.adam_learning_rate:
-    raise ValueError(
-      f"optimizer.adam_learning_rate={adam} is for optimizer.name=muon, not"
-      f" {settings.name}; set optimizer.learning_rate"
-    )
   betas = dict(b1=settings.beta1, b2=settings.beta2)
-  adamw = optax.adamw(by_updates("peak"), mask=decays, **betas, **common)
+  adamw = optax.adamw(by_updates, mask=decays, **betas, **common)
   return optax.chain(clip, adamw)
 
 

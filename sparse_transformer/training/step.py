@@ -153,7 +153,7 @@ def train_step(
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
-    learning_rate=optimizer_lib.rate(config.optimizer.schedule, due, due.peak),
+    learning_rate=optimizer_lib.rate(config.optimizer.schedule, due),
     **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
   # A bad batch must not reach the weights; the caller sees it in the metrics.

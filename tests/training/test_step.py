@@ -109,7 +109,7 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
     g = jax.tree.map(lambda x: np.asarray(x, np.float64), g)
     norm = math.sqrt(sum((x**2).sum() for x in g.values()))
     due = optimizer_lib.schedule(config)._replace(step=t)
-    rate = float(optimizer_lib.rate(config.optimizer.schedule, due, due.peak))
+    rate = float(optimizer_lib.rate(config.optimizer.schedule, due))
     decay = min(0.25, (1 + t) / (10 + t))
     for name, gradients in g.items():
       gradients = gradients * min(1, clip_norm / norm)

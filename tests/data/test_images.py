@@ -1,6 +1,8 @@
 """Tests of images.py: which images are in which split."""
 
 import base64
+import struct
+import zlib
 
 import numpy as np
 import PIL.Image
@@ -277,6 +279,29 @@ def test_picture_that_would_lose_something_is_rejected(tmp_path):
   PIL.Image.new("CMYK", (4, 5)).save(tmp_path / "0.jpg")
   with pytest.raises(ValueError, match="0.jpg has the color mode CMYK; conv"):
     data.source(config("images", tmp_path))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_gray_of_few_bits_is_scaled_to_eight(tmp_path, bits):
+  rows = np.random.RandomState(0).randint(0, 256, (4, 2)).astype(np.uint8)
+  levels = np.unpackbits(rows, axis=1).reshape(4, -1, bits)
+  levels = levels @ (1 << np.arange(bits)[::-1])
+  header = struct.pack(">IIBBBBB", levels.shape[1], 4, bits, 0, 0, 0, 0)
+  filtered = np.pad(rows, ((0, 0), (1, 0))).tobytes()
+  content = b"\x89PNG\r\n\x1a\n"
+  for name, part in (
+    (b"IHDR", header),
+    (b"IDAT", zlib.compress(filtered)),
+    (b"IEND", b""),
+  ):
+    crc = struct.pack(">I", zlib.crc32(name + part))
+    content += struct.pack(">I", len(part)) + name + part + crc
+  for i in range(4):
+    (tmp_path / f"{i}.png").write_bytes(content)
+  source = data.source(config("images", tmp_path))
+  assert source.shape == (*levels.shape, 1)
+  expected = levels.ravel() * 255 // (2**bits - 1)
+  np.testing.assert_array_equal(source.examples("train")[0], expected)
 
 
 def test_doubts_of_pillow_are_a_line_that_names_the_picture(tmp_path, capfd):

@@ -80,7 +80,6 @@ UNSET = {
 TWICE = {
   "the interface of executors": "attention.forward attention.backward"
   " attention.attend",
-  "of kernels that copy blocks": "attention.launch",
   "said with their module": "model.measure training.load training.render"
   " training.save",
 }

@@ -6,8 +6,9 @@ Python then looks for modules beside that file.
 import pathlib
 import sys
 
-script = pathlib.Path(sys.argv[0])
-sys.exit(
-  f"{script.name}: run it as python -m sparse_transformer.{script.stem}, in the"
-  " folder above"
-)
+if __name__ == "sparse_transformer":
+  script = pathlib.Path(sys.argv[0])
+  sys.exit(
+    f"{script.name}: run it as python -m sparse_transformer.{script.stem}, in"
+    " the folder above"
+  )

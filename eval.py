@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
         print(json.dumps(result), flush=True)
         unsaved = unsaved or result.get("unsaved")
         if result.get("complete", True):
-          line = evaluations.sentence(result, run[0].source)
+          line = evaluations.sentence(result, run[0])
           print(line, file=sys.stderr, flush=True)
         signals.check()
   if unsaved:

@@ -19,7 +19,6 @@ def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")
-  from sparse_transformer.training import announcements
   from sparse_transformer.training.checkpoints import exported
   from sparse_transformer.training.experiment import open_run, restore
 
@@ -30,7 +29,7 @@ def main(argv: Sequence[str]) -> None:
   run[1].check(step, run[0].config, None, config_lib.FREE)
   about = dict(step=step, weights=args.weights)
   exported.save(path, run[0].config, getattr(state, args.weights), **about)
-  print(f"weights of {announcements.stage(run[0], step)} in {path}")
+  print(f"weights of {run[0].stage(step)} in {path}")
 
 
 if __name__ == "__main__":

@@ -119,6 +119,8 @@ def _trained(experiment, step, about, lines, changes):
   sequences = step * experiment.config.train.batch_size
   sequences += sum(n * (before - now) for n, before, now in sizes if n < step)
   tokens = sequences * length
+  if not step:
+    return experiment.stage(step)
   text = f"{step:,} steps, {tokens:,} tokens"
   if num:  # of a stream, one starts at each symbol
     is_stream = isinstance(experiment.source, data.Stream)

@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
 
   from sparse_transformer.model import sampling
   from sparse_transformer.signals import Signals
-  from sparse_transformer.training import announcements, kernel_check
+  from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import samples
   from sparse_transformer.training.experiment import open_run, restore
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} sample{'s' * (args.num > 1)} of"
-    f" {announcements.stage(experiment, step)} in {paths[0]}{more};"
+    f" {experiment.stage(step)} in {paths[0]}{more};"
     f" {speed:,.0f} symbols per second"
   )
 

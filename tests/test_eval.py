@@ -164,17 +164,25 @@ def test_sentence_has_as_many_digits_as_are_known():
   result = dict(bits_per_dim=1.51234, standard_error=0.0172, examples=200)
   result |= dict(split="test", step=1000, unit="bits/dim", tokens=12_800)
   result |= dict(overrides={"examples": 200, "attention.pattern": "dense"})
-  assert evaluations.sentence(result, data.Images((8, 8, 1), 17, dict)) == (
+  images = Experiment(runs.tiny(), shared=data.Images((8, 8, 1), 17, dict))
+  assert evaluations.sentence(result, images) == (
     "test, step 1,000: 1.512 ± 0.017 bits/dim, 200 images, examples=200,"
     " attention.pattern=dense"
   )
   result |= dict(min_context=16)
+  text = Experiment(runs.tiny(), shared=data.Stream(32, 8, dict))
   for unknown in None, math.nan:
     result |= dict(standard_error=unknown, unit="bits/byte", overrides={})
-    line = evaluations.sentence(result, data.Stream(32, 8, dict))
+    line = evaluations.sentence(result, text)
     assert line == (
       "test, step 1,000: 1.5123 bits/byte, 12,800 bytes, min_context=16"
     )
+  result |= dict(step=0)
+  converted = Experiment(
+    runs.tiny(**{"train.init_from": "x.safetensors"}), shared=text.source
+  )
+  line = evaluations.sentence(result, converted)
+  assert line.startswith("test, converted weights: 1.5123 bits/byte")
 
 
 # Other data than those of the run.

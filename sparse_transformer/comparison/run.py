@@ -35,7 +35,7 @@ def score(argv: Sequence[str]) -> None:
     signals.check()
   if "unsaved" in result:
     raise OSError(f"the score cannot be written: {result['unsaved']}")
-  print(evaluations.sentence(result, experiment.source))
+  print(evaluations.sentence(result, experiment))
 
 
 if __name__ == "__main__":

@@ -330,8 +330,7 @@ class Tokens(Codec):
         f"{path} holds {table.dtype} {table.shape}; it must have an integer at"
         f" least 0 for each token, data.vocab_size={size}"
       )
-    blocks = np.array_split(symbols, 1 + len(symbols) // files.BLOCK)
-    return sum(int(table[block].sum(dtype=np.int64)) for block in blocks)
+    return int(table[symbols].sum(dtype=np.int64))
 
 
 def _other_than_uint16(words: np.ndarray) -> str:

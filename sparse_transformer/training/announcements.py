@@ -103,12 +103,6 @@ def origin(start: Mapping[str, Any]) -> str:
   return line
 
 
-def stage(experiment: Experiment, step: int) -> str:
-  """What weights are of: a step, or a file whose weights were converted."""
-  is_converted = experiment.config.train.init_from and not step
-  return "converted weights" if is_converted else f"step {step}"
-
-
 def end(experiment: Experiment, workdir: Path, file: Path | None) -> str:
   """A line about a complete run: its best validation, and what to do next."""
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]

@@ -84,6 +84,11 @@ class Experiment:
   def model(self) -> model_lib.Config:
     return model_lib.configure(self.config, self.source)
 
+  def stage(self, step: int) -> str:
+    """What the weights of a step are, in words: converted ones have step 0."""
+    is_converted = self.config.train.init_from and not step
+    return "converted weights" if is_converted else f"step {step:,}"
+
   @functools.cached_property
   def apply(self) -> Callable[..., jax.Array]:
     """The network: (params, tokens_BL, rng=None) -> logits."""

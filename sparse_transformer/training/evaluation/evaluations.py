@@ -116,12 +116,12 @@ def evaluate(
   return result
 
 
-def sentence(result: Result, source: data.Source) -> str:
+def sentence(result: Result, experiment: Experiment) -> str:
   """A result for readers: "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
 
   ± is the standard error, with two digits.
   """
-  size = f"{result['examples']:,} examples"
+  source, size = experiment.source, f"{result['examples']:,} examples"
   if isinstance(source, data.Stream):
     size = f"{result['tokens']:,} {source.unit.removeprefix('bits/')}s"
     size += f", min_context={result['min_context']}"
@@ -139,7 +139,8 @@ def sentence(result: Result, source: data.Source) -> str:
   if "accuracy" in result:
     parts.insert(1, f"accuracy {shown('accuracy', 'accuracy_error')}")
   parts += [f"{name}={x}" for name, x in result["overrides"].items()]
-  return f"{result['split']}, step {result['step']:,}: {', '.join(parts)}"
+  stage = experiment.stage(result["step"])
+  return f"{result['split']}, {stage}: {', '.join(parts)}"
 
 
 def _details(source, split, tally):

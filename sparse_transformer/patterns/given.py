@@ -5,6 +5,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable
+from concurrent import futures
 
 import numpy as np
 
@@ -46,18 +47,16 @@ class _Where(Pattern):
       self._check_lookups(q.high + 1)
     if isinstance(q, intervals.Integer):
       return intervals.Truth(np.True_, np.False_)
-    with jax.numpy_rank_promotion("allow"):
-      if isinstance(q, jax.Array) or isinstance(k, jax.Array):
+    if isinstance(q, jax.Array) or isinstance(k, jax.Array):
+      with jax.numpy_rank_promotion("allow"):
         return self.of_arrays(q, k)
-      with jax.ensure_compile_time_eval():  # also while a program is traced
-        return np.asarray(self.of_arrays(np.int32(q), np.int32(k)))
+    return np.asarray(_on_host(self.of_arrays, np.int32(q), np.int32(k)))
 
   def _check_lookups(self, n):
     if self.n not in (0, n):
       raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
     checked = checkify.checkify(self.of_arrays, errors=checkify.index_checks)
-    with jax.ensure_compile_time_eval():
-      error, _ = jax.jit(checked)(*np.ix_([0, n - 1], [0, n - 1]))
+    error, _ = _on_host(jax.jit(checked), *np.ix_([0, n - 1], [0, n - 1]))
     if found := error.get():  # JAX would take the last entry instead
       raise ValueError(f"{self} with {n} positions: {found}")
 
@@ -77,6 +76,18 @@ class _Lookup:
 
   def __call__(self, q: Integers, k: Integers) -> Booleans:
     return jnp.asarray(self.bits)[q, k // 8] >> k % 8 & 1 == 1
+
+
+def _on_host(function, *arrays):
+  """A concrete result: a new thread traces no program and has no mesh."""
+  has_64_bits = jax.config.jax_enable_x64
+
+  def run():
+    with jax.enable_x64(has_64_bits), jax.numpy_rank_promotion("allow"):
+      return function(*arrays)
+
+  with futures.ThreadPoolExecutor(1) as threads:
+    return threads.submit(run).result()
 
 
 def where(function: Function) -> Pattern:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, PartitionSpec
 
 from sparse_transformer.attention import (
   as_attention_fn,
@@ -148,3 +149,19 @@ def test_functions_are_evaluated_wherever_attention_is_traced():
 
   with pytest.raises(ValueError, match="known before tracing"):
     jax.jit(of_argument)(words)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit])
+def test_functions_are_evaluated_within_a_mesh(axis_type):
+  found, split = [], PartitionSpec("x")
+
+  def body(x):
+    pattern = where(lambda q, k: table[q] == table[k])
+    found.append(pattern.pairs(N))
+    return x
+
+  with jax.set_mesh(jax.make_mesh((1,), ("x",), (axis_type,))):
+    table = jnp.arange(N) // 10
+    x = jax.device_put(jnp.arange(8.0), split)
+    jax.jit(jax.shard_map(body, in_specs=split, out_specs=split))(x)
+  assert found == [5 * 10**2 + 3**2]

@@ -183,6 +183,15 @@ def test_a_table_must_hold_an_entry_for_each_position():
       assert "\n" not in str(e.value)
 
 
+def test_tables_keep_their_64_bits():
+  with jax.enable_x64(True):
+    hashes = jnp.array([5, 2**32 + 5, 5, 7])
+    pattern = where(lambda q, k: hashes[q] == hashes[k])
+    assert pattern.pairs(4) == 4 + 2
+    in_program = jax.jit(pattern.mask)(*np.ix_(np.arange(4), np.arange(4)))
+    assert in_program.sum() == 6
+
+
 def test_values_that_overflow_32_bits_are_refused():
   pattern = where(lambda q, k: q * 2**20 < k)
   pattern.check(2000)

@@ -7,7 +7,8 @@ In bits per symbol of the validation and test split, given the training split.
 
 Images: the distribution of each position's values, each counted once more than
 it occurs; `benchmarks.linear`; and codecs, of RGB pixels and of clips: the size
-of the split as one square mosaic, so that the header vanishes.
+of the split as one square mosaic, so that the header vanishes. Clips also:
+`benchmarks.counts`, of all frames but the first.
 Text: compressors: the size of the training split and the scored one minus the
 size of the training split.
 Codecs are not given the training split. They and compressors also learn from
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from benchmarks import linear, record
+from benchmarks import counts, linear, record
 from sparse_transformer import cli, data, schema
 
 Splits = Mapping[str, np.ndarray]
@@ -102,8 +103,9 @@ def score(source: data.Source) -> dict[str, Any]:
     rows = [independent(splits, source.vocab_size)]
     if source.shape[-1] == 3 and optional("imagecodecs"):
       rows += codecs(splits, source.shape)
-    if source.frames > 1 and optional("av"):
-      rows += video_codecs(splits, source)
+    if source.frames > 1:
+      rows += counts.score(splits, source)
+      rows += video_codecs(splits, source) if optional("av") else []
     rows += linear.score(splits, source)
   elif not isinstance(source, data.Stream) or source.unit != "bits/byte":
     about = "data must be images or text, without labels"

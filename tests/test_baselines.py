@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import runs
 
-from benchmarks import baselines, linear, video
+from benchmarks import baselines, counts, linear, video
 from sparse_transformer import data as data_lib
 
 pytestmark = pytest.mark.tools
@@ -129,6 +129,51 @@ def test_linear_prediction_of_clips_sees_the_frame_before():
   source = data_lib.Images((256, 16, 1), 256, dict)
   *near, clip = (x["test"] for x in linear.score(splits, source))
   assert clip < min(near) - 0.5
+
+
+CLIPS = data_lib.Images((256, 16, 1), 256, dict)
+
+
+def test_counts_of_clips_score_the_entropy_of_their_changes():
+  """A random first frame, and changes of -1, 0 and 1 that are independent."""
+  rng, p = np.random.default_rng(0), [0.25, 0.5, 0.25]
+  frames = lambda number: np.concatenate(
+    [
+      rng.integers(100, 150, (number, 1, 256)),
+      rng.choice([-1, 0, 1], (number, 15, 256), p=p),
+    ],
+    axis=1,
+  )
+  sizes = dict(train=200, validation=20, test=20)
+  splits = {
+    split: frames(number).cumsum(1).reshape(number, -1).astype(np.uint8)
+    for split, number in sizes.items()
+  }
+  rows = counts.score(splits, CLIPS)
+  assert [row["model"] for row in rows] == [
+    f"counts, {number} contexts" for number in ("256", "289", "4,913")
+  ]
+  for row in rows:
+    assert row["test"] == pytest.approx(1.5, abs=0.05)
+    assert row["validation"] == pytest.approx(1.5, abs=0.05)
+    assert row["copied"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_counts_of_clips_are_a_distribution_given_what_is_before():
+  clips = video.cut(moving(32), 16)
+  clips = clips.reshape(len(clips), -1)
+  train = counts.changes(clips, CLIPS)
+  others = np.repeat(clips[:1], 256, axis=0)
+  position = 256 * 7 + 16 * 3 + 5
+  others[:, position] = range(256)
+  found = counts.changes(others, CLIPS)
+  for number in train.contexts:
+    table = counts.count(train, number, 256)
+    bits = counts.bits_of(table, found, number).reshape(256, -1)
+    at = position - 256  # the first frame is not scored
+    assert np.exp2(-bits[:, at]).sum() == pytest.approx(1)
+    assert (bits[:, :at] == bits[0, :at]).all()
+    assert (bits[1:, at + 256] != bits[0, at + 256]).any()
 
 
 def test_video_codecs_code_clips_without_loss():

@@ -7,8 +7,9 @@ data, in 1,000 to 1,500 epochs. Here the data are not augmented.
   python train.py --config=configs/cifar10_150m.py --workdir=runs/cifar10_150m
   python eval.py --workdir=runs/cifar10_150m --step=best
 
-Expected: not known without augmentation. Not run here yet; 151,612,416
-parameters. The learning rate decays over 10,000 epochs, as in cifar10_15m.py.
+Expected: Figure 3a of the follow-up, for validation images; not read off. Not
+run here yet; 151,612,416 parameters. The learning rate decays over 10,000
+epochs, as in cifar10_15m.py.
 """
 
 from configs import cifar10_15m

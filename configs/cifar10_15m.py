@@ -6,9 +6,10 @@ c10_15m of the follow-up's released code (Jun et al. 2020).
   python train.py --config=configs/cifar10_15m.py --workdir=runs/cifar10_15m
   python eval.py --workdir=runs/cifar10_15m --step=best
 
-Expected: not known. Not trained here; 14,910,976 parameters. The learning rate
-decays over 10,000 epochs, far more than are needed: as in the follow-up, stop
-the run when its validation no longer improves.
+Expected: Figure 3a of the follow-up, for validation images; not read off. Not
+trained here; 14,910,976 parameters. The learning rate decays over 10,000
+epochs, far more than are needed: as in the follow-up, stop the run when its
+validation no longer improves.
 """
 
 from configs import cifar10

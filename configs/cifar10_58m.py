@@ -5,8 +5,9 @@ c10-58m of the follow-up's released code (Jun et al. 2020) trains it.
 
   python train.py --config=configs/cifar10_58m.py --workdir=runs/cifar10_58m
 
-Expected: not known; 2.80 bits/dim with the paper's schedule, in the paper. Not
-run here yet; 59,196,928 parameters.
+Expected: Figure 3a of the follow-up, for validation images; not read off. 2.80
+bits/dim with the paper's schedule, in the paper. Not run here yet; 59,196,928
+parameters.
 """
 
 from configs import cifar10

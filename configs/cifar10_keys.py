@@ -12,7 +12,8 @@ Strided(96, 1);Neighborhood(3, 5, 32)" \\
 
 95,872 parameters. Expected after 400 steps of 4 images, 3 seeds, in bits/dim of
 the validation split, each with its best learning rate: the column of the target
-4.64, Neighborhood 4.74, Local 4.92, the paper's column 5.14 (docs/evidence.md).
+4.64, Neighborhood 4.74, Local 4.92, the paper's column 5.14. The last two
+cannot see the byte above the target (docs/evidence.md).
 """
 
 from configs import cifar10_small

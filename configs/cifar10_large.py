@@ -1,6 +1,7 @@
 """CIFAR-10, minutes on one GPU: cifar10_medium.py, wider and trained longer.
 
-Paper row: none; 32 nearby bytes in all heads of 6 merged layers.
+Paper row: none; 32 nearby bytes in all heads of 6 merged layers. No pattern is
+long-range: through all layers, a prediction can see 619 bytes of 3,072.
 
   python train.py --config=configs/cifar10_large.py --workdir=runs/cifar10_large
   python eval.py --workdir=runs/cifar10_large --step=best

@@ -1,7 +1,8 @@
 """CIFAR-10, half an epoch, on one core of a CPU.
 
 Paper row: none; windows of 16 bytes and of the 16 bytes around the one above
-the target, in all heads of 4 merged layers, trained by Muon.
+the target, in all heads of 4 merged layers, trained by Muon. No pattern is
+long-range: through all layers, a prediction can see 305 bytes of 3,072.
 
   python train.py --config=configs/cifar10_medium.py \\
     --workdir=runs/cifar10_medium

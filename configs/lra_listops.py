@@ -11,7 +11,7 @@ rows and columns of a table, 50 wide; a cosine decay of the learning rate.
 Expected: not run with these settings, which are for a GPU. 7,420,928
 parameters. The most frequent label is right for 17.7 % of expressions.
 Published: 36.37 % for dense attention, 17.07 % for a Sparse Transformer, which
-was causal; docs/evidence.md has what the first symbol alone gives.
+was causal.
 """
 
 from configs import lra_image

@@ -1,7 +1,7 @@
 """A small sample of English Wikipedia, 4.5 epochs: text on a CPU, larger.
 
-Paper row: none; windows of 128 bytes in each of 6 layers, so that a byte sees
-762 before it, in sequences of 1,024 bytes, trained by Muon.
+Paper row: none; windows of 128 bytes in each of 6 layers, so that a prediction
+can see 763 bytes before it, in sequences of 1,024 bytes, trained by Muon.
 
   python train.py --config=configs/text_medium.py --workdir=runs/text_medium \\
     --config.data.path=enwiki-sample.xml.bz2

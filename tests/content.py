@@ -155,6 +155,3 @@ def routing_top(q, k, clusters=8, window=32):
   ranks = (-(q @ c.T)).argsort(2).argsort(2)
   member = ranks < window  # [B, H, n, clusters]
   return causal((member[:, :, :, None] & member[:, :, None]).any(-1))
-
-
-LEAKING = reformer_chunks, routing_top

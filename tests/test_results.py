@@ -3,11 +3,13 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
 import runs
 
 from benchmarks import record
-from benchmarks.readme import __main__ as pages
+from benchmarks.readme import __main__ as pages, receptive
+from sparse_transformer import patterns
 
 pytestmark = pytest.mark.tools
 
@@ -23,6 +25,49 @@ def copy(tmp_path, monkeypatch):
   monkeypatch.setattr(record, "REPO", tmp_path)
   monkeypatch.setattr(record, "FOLDER", tmp_path / "benchmarks" / "results")
   return tmp_path
+
+
+def layers(text, number):
+  config = dict(
+    model=dict(num_layers=number, num_heads=2),
+    attention=dict(
+      mode="interleaved",
+      cycle=(),
+      stride=8,
+      window=8,
+      width=2,
+      num_summaries=1,
+    ),
+  )
+  return receptive.layers_of(config, text)
+
+
+@pytest.mark.parametrize(
+  "text", ["Local(5) | Strided(16, 1)", "strided", "Block(8), Summary(8, 1)"]
+)
+def test_receptive_fields_are_products_of_masks_over_layers(text):
+  network = layers(text, 3)
+  expected = patterns.reach(network, 64)[-receptive.LAST :]
+  np.testing.assert_array_equal(receptive.reach(network, 64), expected)
+
+
+@pytest.mark.parametrize(
+  "text, number, size, sees",
+  [
+    ("Local(17)", 2, 33, "no"),
+    ("Local(17)", 5, 81, "no"),
+    ("Local(17)", 6, 97, "yes"),
+    ("Local(16) | Strided(96) & Local(97)", 1, 17, "no"),
+    ("Local(16) | Strided(96, 1) & Local(97)", 1, 17, "yes"),
+  ],
+)
+def test_receptive_field_counts_bytes_before_the_target(
+  text, number, size, sees
+):
+  """Key k holds byte k - 1, so that a window of l sees l bytes."""
+  network = layers(text, number)
+  assert receptive.count(network, 1536) == size
+  assert receptive.sees(network, 1536, back=96) == sees
 
 
 def change(path, old, new):

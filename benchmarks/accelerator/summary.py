@@ -105,7 +105,7 @@ def _attention(entries):
 
 
 def _presets(entries):
-  yield "config", "remat", "batch", "ms", "tokens/s", "mfu", "GiB"
+  yield "config", "remat", "batch", "ms", "tokens/s", "MFU", "GiB"
   for name, found in entries:
     if "step" in found:
       cells = name.partition(" ")[0], found["remat"], f"{found['batch']}"

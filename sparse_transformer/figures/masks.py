@@ -67,10 +67,11 @@ def panels(
 ) -> "style.Figure":
   """A figure with a column for each pattern.
 
-  Above are the keys of one query, in the `shape` of the data, rows first; below
-  is the pattern as a matrix of queries (rows) and keys, up to position 4,096.
+  Above are the positions of one query's keys, in the `shape` of the data, rows
+  first; below is the pattern as a matrix of queries (rows) and keys, up to
+  position 4,096.
   """
-  labels = "keys of one query,\nin the data", ALL_QUERIES
+  labels = "keys of one query,\nby position", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
     show(top, image_of_query(pattern, length, shape), aspect="auto")

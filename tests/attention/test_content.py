@@ -140,13 +140,20 @@ def changed(mask, other):
   return differs[..., :T, :].any(-1).mean((0, 2))
 
 
-@pytest.mark.parametrize("leaking", content.LEAKING)
-def test_probe_finds_patterns_that_leak(leaking):
+@pytest.mark.parametrize(
+  "leaking, expected",
+  [
+    (content.reformer_chunks, (0.003, 0.37)),
+    (content.routing_top, (0.44, 0.68)),
+  ],
+)
+def test_probe_finds_patterns_that_leak(leaking, expected):
+  """The shares are those of docs/patterns.md."""
   shares = [
     changed(*(leaking(x, x) for x in skewed_pair(skew))).mean()
     for skew in (0, 1)
   ]
-  assert max(shares) > 0.01, shares
+  assert shares == pytest.approx(expected, abs=0.005), shares
 
 
 @pytest.mark.parametrize("skew", [0, 1])

@@ -127,7 +127,7 @@ def draw_heads(
   n, width = len(heads[0][0]), math.prod(shape[1:])
   query, size = masks.shown_query(n), masks.cell_size(n)
   legend = "white: no pair; the darker, the larger,\nrelative to its row"
-  labels = f"weights of query {query:,},\nin the data", masks.ALL_QUERIES
+  labels = f"weights of query {query:,},\nby position", masks.ALL_QUERIES
   figure, axes = masks.columns(titles, labels, f"{title}\n{legend}")
   mark = dict(marker="s", ms=7, mfc="none", mec=style.COLORS[4], mew=2)
   for (top, bottom), (of_query, of_all) in zip(axes.T, heads, strict=True):

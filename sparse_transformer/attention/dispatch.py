@@ -83,7 +83,7 @@ def attend(
       `AdaptiveSpan` takes the spans of its heads in positions, [heads] or [1],
       with gradients.
     backend: "auto" runs tile by tile in linear memory, with the executor that
-      suits the target platform; "dense" is the plain reference with n x n
+      suits the default device; "dense" is the plain reference with n x n
       memory; any other is the name of an executor.
     tile: positions on a side of a tile; 0 chooses automatically.
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
@@ -128,8 +128,8 @@ def attend(
   case = dataclasses.replace(case, length=length, tile=tile)
   case = dataclasses.replace(case, patterns=heads, others=others)
   binding.check_directions(heads, directions or {}, case.qk_width)
-  chosen = registry.choose(backend, case)
-  call = Call(heads, scores, tile, chosen, split, others)
+  choice = registry.choose(backend, case)
+  call = Call(heads, scores, tile, choice, split, others)
   if first is not None:
     _check_slice(call)
   # Unlike those of a dict, its keys need no order to be a pytree.
@@ -200,7 +200,7 @@ def _on_device(call, q_BLHK, k_BMGK, v_BMGE, others):
   queries = contract.Queries(q_BLHK, of_queries)
   keys = contract.Keys(k_BMGK, v_BMGE, of_keys)
   axes = call.split.over_positions
-  if call.choices[0].executor is dense:
+  if call.choice.executor is dense:
     return dense.attend(
       queries, keys, call.patterns, directions, call.scores, axes, first
     )

@@ -24,16 +24,12 @@ def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
     _TARGET.reset(token)
 
 
-def target_platform() -> str:
-  """The platform of `targeting`; "" outside of it."""
-  return _TARGET.get()[0]
-
-
 def current_platform() -> str:
-  """The platform of the default device: "cpu", "cuda", "rocm" or "tpu"."""
-  if target := target_platform():
+  """The platform of the default device, or that of `targeting`."""
+  if target := _TARGET.get()[0]:
     return target
-  backend = jax.default_backend()
+  device = jax.config.jax_default_device
+  backend = getattr(device, "platform", device) or jax.default_backend()
   if backend == "gpu":
     version = jax.devices()[0].client.platform_version
     return "rocm" if "rocm" in version.lower() else "cuda"

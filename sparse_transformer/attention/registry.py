@@ -1,12 +1,7 @@
 """The executors by name, and the choice of one for a case on a platform."""
 
-import contextlib
 import dataclasses
 from typing import Any, NamedTuple
-
-import jax
-import jax.extend
-from jax.interpreters import ad, batching, mlir
 
 from sparse_transformer.attention.contract import Case, Executor, Unsupported
 from sparse_transformer.attention.executors import dense, xla
@@ -16,7 +11,6 @@ from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import (
   PLATFORMS,
   current_platform,
-  target_platform,
 )
 from sparse_transformer.patterns import Pattern, analysis
 
@@ -25,7 +19,6 @@ class Choice(NamedTuple):
   """What runs on a platform."""
 
   platform: str
-  name: str
   executor: Any  # an `Executor`, or `dense`
 
 
@@ -109,57 +102,11 @@ def _executor(name):
   return dense if name == "dense" else EXECUTORS[name]
 
 
-def choose(backend: str, case: Case) -> tuple[Choice, ...]:
-  """What runs a case on each platform with devices, or on `targeting`'s.
-
-  The first is for "default", which stands for all platforms that are not
-  listed. A named backend is the only choice. Raises the errors of `resolve`;
-  for a named backend, only if no platform can run it.
-  """
-
-  def on(platform, of_case):
-    name = resolve(backend, dataclasses.replace(case, platform=of_case))
-    return Choice(platform, name, _executor(name))
-
-  here = current_platform()
-  if backend != "auto":
-    # The platform is known only when the program is lowered.
-    for platform in PLATFORMS:
-      with contextlib.suppress(Unsupported):
-        return (on(here, platform),)
-  if backend != "auto" or target_platform():
-    return (on(here, here),)
-  default = on("default", "")
-  others = (on(platform, platform) for platform in dict.fromkeys(("cpu", here)))
-  return default, *(x for x in others if x.name != default.name)
-
-
-def require(x: jax.Array, backend: str, case: Case) -> jax.Array:
-  """Returns x; lowering for a platform without the executor is Unsupported."""
-  return _required.bind(x, backend=backend, case=case)
-
-
-def _check_platforms(platforms, backend, case):
-  for platform in platforms:
-    resolve(backend, dataclasses.replace(case, platform=platform))
-
-
-def _run_required(x, **params):
-  _check_platforms([current_platform()], **params)
-  return x
-
-
-def _lower_required(context, x, **params):
-  _check_platforms(context.module_context.platforms, **params)
-  return [x]
-
-
-_required = jax.extend.core.Primitive("required")
-_required.def_impl(_run_required)
-_required.def_abstract_eval(lambda x, **_: x)
-ad.deflinear2(_required, lambda cotangent, _, **params: [cotangent])
-batching.defvectorized(_required)
-mlir.register_lowering(_required, _lower_required)
+def choose(backend: str, case: Case) -> Choice:
+  """What runs a case where the program is traced; raises as `resolve` does."""
+  platform = current_platform()
+  name = resolve(backend, dataclasses.replace(case, platform=platform))
+  return Choice(platform, _executor(name))
 
 
 def tiling(backend: str, case: Case, part: Pattern) -> tuple[str, int, int]:

@@ -7,7 +7,7 @@ n x keys is stored.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -39,7 +39,7 @@ class Call:
   patterns: tuple[Pattern, ...]  # one for each head of a device
   scores: contract.Scores
   tile: int  # that is asked for, 0 for none
-  choices: tuple[registry.Choice, ...]  # what runs on which platform
+  choice: registry.Choice  # what runs it
   split: Split  # over devices
   others: tuple[str, ...] = ()  # as in `contract.Case`
 
@@ -67,7 +67,7 @@ def run_plans(
 
 def _forward(call, queries, keys, spans_H, given):
   arrays = queries, keys, spans_H
-  out_BLHE, lse_BLH = _on_platform(forward, call, given, *arrays)
+  out_BLHE, lse_BLH = forward(_plan(call, given, *arrays), *arrays)
   results = contract.name_saved(out_BLHE.astype(keys.v.dtype), lse_BLH)
   return results, (*arrays, given, *results)
 
@@ -77,7 +77,7 @@ def _backward(call, saved, cotangents):
   arrays = queries, keys, spans_H, *results, *cotangents
   dq, dk, dv, dspans_H = jax.tree.map(
     lambda g, x: g.astype(x.dtype),
-    _on_platform(backward, call, given, *arrays),
+    backward(_plan(call, given, *arrays), *arrays),
     (queries.q, keys.k, keys.v, spans_H),
   )
   # Segments and the tables of plans are integers.
@@ -87,26 +87,9 @@ def _backward(call, saved, cotangents):
 run_plans.defvjp(_forward, _backward)
 
 
-def _on_platform(
-  function: Callable, call: Call, given: tuple, *arrays: Any
-) -> Any:
-  """function(plans, *arrays) of the platform that a program is lowered for."""
-
-  def run(choice, given, *arrays):
-    return function(_plan(call, choice, given, *arrays), *arrays)
-
-  if len(call.choices) > 1:
-    branches = {x.platform: functools.partial(run, x) for x in call.choices}
-    return lax.platform_dependent(given, *arrays, **branches)
-  (choice,), (queries, keys, *others) = call.choices, arrays
-  case = call.case(queries.q, keys.v)
-  q = registry.require(queries.q, choice.name, case)
-  return run(choice, given, queries._replace(q=q), keys, *others)
-
-
-def _plan(call, choice, given, queries, keys, spans_H, *_):
+def _plan(call, given, queries, keys, spans_H, *_):
   """All plans; the tables of content-based parts were found at run time."""
-  (found, first), executor = given, choice.executor
+  (found, first), executor = given, call.choice.executor
   axes = call.split.over_positions
   static = binding.static_parts(call.patterns)
   case = call.case(queries.q, keys.v)
@@ -123,7 +106,7 @@ def _plan(call, choice, given, queries, keys, spans_H, *_):
   later = binding.plan_found(
     call.patterns, found, spans_H, case.length, call.tile
   )
-  at_run_time = found_tiles.FoundTiles(choice.platform)
+  at_run_time = found_tiles.FoundTiles(call.choice.platform)
   # Of some heads, or of devices, gradients of keys may be added.
   is_whole = not axes and [heads for _, heads in (*plans, *later)] == [None]
   known: Any = dict(scores=call.scores, is_whole=is_whole)

@@ -18,6 +18,7 @@ from sparse_transformer.attention import (
   attend_next,
   clear_caches,
   init_cache,
+  platforms,
   registry,
 )
 from sparse_transformer.attention.contract import Case, Unsupported
@@ -114,7 +115,7 @@ def products(lowered):
     ("tpu", "batched"),
   ],
 )
-def test_program_depends_on_the_platform_it_is_lowered_for(platform, executor):
+def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):
   def lower(backend):
     def step(q, k, v):
       pattern = Block(32) | Summary(32, 8)
@@ -123,7 +124,9 @@ def test_program_depends_on_the_platform_it_is_lowered_for(platform, executor):
       return vjp(out)
 
     x = jax.ShapeDtypeStruct((1, 512, 2, 8), jnp.float32)
-    return jax.jit(step).trace(x, x, x).lower(lowering_platforms=(platform,))
+    with platforms.targeting(platform):
+      traced = jax.jit(step).trace(x, x, x)
+    return traced.lower(lowering_platforms=(platform,))
 
   found = products(lower("auto"))
   assert found == products(lower(executor))
@@ -221,17 +224,14 @@ def test_kernels_of_another_platform_are_rejected(backend, transform):
     function(x if transform is jax.vmap else x[0])
 
 
-def test_named_executor_is_not_checked_against_the_host(request):
-  class OnlyTpu(xla.Xla):
-    def unsupported(self, case):
-      return None if case.platform == "tpu" else "it needs a TPU"
-
-  registry.register("only_tpu", OnlyTpu())
-  request.addfinalizer(lambda: registry.unregister("only_tpu"))
-  x = jax.ShapeDtypeStruct((1, 64, 2, 8), jnp.float32)
-  attention = functools.partial(attend, patterns=Local(9), backend="only_tpu")
-  traced = jax.jit(attention).trace(x, x, x)
-  assert products(traced.lower(lowering_platforms=("tpu",)))
+def test_default_device_decides_what_runs(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+  assert platforms.current_platform() == "tpu"
+  for device in jax.devices("cpu")[0], "cpu":
+    with jax.default_device(device):
+      assert platforms.current_platform() == "cpu"
+    with jax.default_device(device), platforms.targeting("cuda"):
+      assert platforms.current_platform() == "cuda"
 
 
 def test_executors_are_registered_once_and_for_known_platforms():

@@ -103,10 +103,15 @@ def _summary(experiment, step, about, lines, changes):
 
 
 def _data(about):
-  """'bytes, text.txt, 840 symbols, crc32 1a2b3c4d', as the run was trained."""
+  """The source, path, sizes and digest of the data that a run was trained on.
+
+  For example 'bytes, a.txt, 840 symbols, splits 756 + 42 + 42, crc32 1a2b3c4d'.
+  """
   given = about["config"]["data"]
   parts = [given["name"], given["path"]]
   for name, value in about.get("data", {}).items():
+    if name == "splits":
+      value = " + ".join(f"{size:,}" for size in value)
     is_number = isinstance(value, int)
     parts.append(f"{value:,} {name}" if is_number else f"{name} {value}")
   return ", ".join(filter(None, parts))

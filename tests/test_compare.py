@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 
 import comparisons
 import jax
@@ -361,11 +362,13 @@ def pretend(scores, called):
         # As of a user who looked at it when the best step was another one.
         early = about | dict(split="validation", step=3, bits_per_dim=1.0)
         files = files if bits else {}
+        about_step = '{"validation": 9, "commit": "c0"}'
+        listed = {"about/metadata": zlib.crc32(about_step.encode())}
         files |= {
           "metrics.jsonl": "".join(f"{json.dumps(x)}\n" for x in lines),
           "evaluations/early.json": json.dumps(early),
-          "checkpoints/6/files.json": "",
-          "checkpoints/6/about/metadata": '{"validation": 9, "commit": "c0"}',
+          "checkpoints/6/files.json": json.dumps(listed),
+          "checkpoints/6/about/metadata": about_step,
         }
       for name, text in files.items():
         path = task.workdir / name

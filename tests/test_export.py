@@ -166,22 +166,6 @@ def test_pattern_of_the_weights_is_named(source, trained, tmp_path, capsys):
   assert metrics.read(new)[0]["attention"] == [difference]
 
 
-def test_file_of_older_code_is_read(trained, tmp_path):
-  """Its config may have fields that no longer exist."""
-  path, run = tmp_path / "x.safetensors", open_run(trained)
-  exported.save(path, run[0].config, params := restore(*run).ema)
-
-  def age(arrays, metadata):
-    config = json.loads(metadata["config"])
-    config["train"]["spike"] = 1.5
-    metadata["config"] = json.dumps(config)
-
-  resave(path, age)
-  found = exported.load(path)
-  assert "spike" not in found.config.train.keys()
-  jax.tree.map(np.testing.assert_array_equal, found.params, params)
-
-
 def test_file_names_no_path_of_the_machine(tmp_path):
   text = tmp_path / "a text.txt"
   text.write_text("to be or not to be " * 40)

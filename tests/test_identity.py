@@ -119,7 +119,6 @@ class Story:
         found.append(json.loads(path.read_text())["command"])
     for path in self.folder.glob("*.safetensors"):
       with safe_open(path, "numpy") as file:
-        found.append(file.metadata()["command"])
         config = json.loads(file.metadata()["config"])
         pattern = self.pattern_of[int(file.metadata()["step"])]
         assert config["attention"]["pattern"] == pattern

@@ -68,7 +68,8 @@ def test_page_says_what_the_run_was_trained_on(tmp_path):
   path.write_bytes(b"some text " * 50)
   crc = f"{zlib.crc32(path.read_bytes()):08x}"
   train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
-  row = f"<td>data</td><td>bytes, {path}, 500 symbols, crc32 {crc}</td>"
+  about = f"bytes, {path}, 500 symbols, splits 250 + 125 + 125, crc32 {crc}"
+  row = f"<td>data</td><td>{about}</td>"
   assert row in runs.report(tmp_path / "run")
   path.rename(tmp_path / "moved")
   assert row in runs.report(tmp_path / "run")

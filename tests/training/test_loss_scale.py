@@ -142,7 +142,7 @@ def test_overflow_is_skipped_until_the_scale_fits(trained):
 
 
 def test_monitor_ignores_skips_until_the_scale_is_smallest():
-  monitor = Monitor(runs.tiny().train, np.zeros((16, 1)), lambda *_, **__: 0)
+  monitor = Monitor(np.zeros((16, 1)), lambda *_, **__: 0)
   for step, scale in enumerate(2.0 ** np.arange(15, -1, -1), start=1):
     values = dict(nats=1.0, gradient_norm=math.inf, loss_scale=scale)
     monitor.watch(step, values)

@@ -6,8 +6,9 @@ Paper row: none in Child et al. 2019; preset c10-150m-rot-c-tr-js of Jun et al.
   python train.py --config=configs/cifar10_150m_rot_c_tr_js.py --workdir=runs/js
   python eval.py --workdir=runs/js --step=best
 
-Expected: not known. The abstract has 2.56 bits/dim for 150M parameters, without
-saying in which orders. Not run here yet; 151,630,336 parameters.
+Expected: not read off Figure 3a. The abstract has 2.56 bits/dim for 150M
+parameters, without saying in which orders. Not run here yet; 151,630,336
+parameters.
 """
 
 from configs import cifar10_150m

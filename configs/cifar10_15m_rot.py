@@ -7,7 +7,8 @@ released its weights as c10-15m-rot-dist-aug.npz.
   python eval.py --workdir=runs/rot --step=best
   python -m sparse_transformer.sample --workdir=runs/rot --order=rotation=1
 
-Expected: not known. Not run here yet; 14,911,744 parameters.
+Expected: Figure 3a of the follow-up may have it, and is not read off. Not run
+here yet; 14,911,744 parameters.
 """
 
 from configs import cifar10_15m

@@ -6,7 +6,8 @@ who released its weights as c10-15m-rot-tr-dist-aug.npz.
   python train.py --config=configs/cifar10_15m_rot_tr.py --workdir=runs/rot_tr
   python eval.py --workdir=runs/rot_tr --step=best
 
-Expected: not known. Not run here yet; 14,912,256 parameters.
+Expected: Figure 3a of the follow-up may have it, and is not read off. Not run
+here yet; 14,912,256 parameters.
 """
 
 from configs import cifar10_15m

@@ -10,9 +10,9 @@ cosine decay of the learning rate.
   python eval.py --workdir=runs/lra_text
 
 The data are those of Maas et al. 2011, folders `train` and `test` which have
-`pos` and `neg`; LRA validates on the test split. Here a folder `val` must stand
-beside them, with reviews of both classes moved from `train`; remove
-`train/unsup`.
+`pos` and `neg`; LRA validates on the test split. Here, the end of each class in
+`train` is the validation split, by `data.fractions`, unless a folder `val`
+stands beside them. Remove `train/unsup`.
 
 Expected: not run, since the data are not part of this repository. 3,243,520
 parameters. Published: 64.27 % for dense attention, 63.58 % for a Sparse

@@ -514,11 +514,12 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     "--tune=optimizer.learning_rate=1e-9,0.01",
   )
   assert {*timed["tuning"]["best"].values()} == {"0.01"}
-  # The last step is the one in which the time is over.
+  # The last step is the one in which the time is over. A step's line is written
+  # a moment after the clock was read.
   for one in timed["runs"]:
     choice = plan_lib.folder_name(one["choice"])
     folder = tmp_path / "timed" / "c" / choice / f"seed{one['seed']}"
     lines = [x for x in metrics.read(folder) if x["split"] == "train"]
-    *earlier, last = (x["processor_seconds"] for x in lines)
-    assert len(lines) == one["steps"]
-    assert max(earlier, default=0) <= 2 <= last
+    times = [x["processor_seconds"] for x in lines]
+    assert len(times) == one["steps"]
+    assert times[-1] >= 2 and all(x <= 2 for x in times[:-2])

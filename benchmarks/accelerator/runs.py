@@ -19,7 +19,7 @@ from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import machine
 from sparse_transformer.data import files
-from sparse_transformer.training import metrics
+from sparse_transformer.training import metrics, optimizer
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 
@@ -28,7 +28,6 @@ SMALL = "model.num_layers=2", "model.width=32"
 # The paper's networks come first, and with other rematerialization last.
 PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
 ROUND_SECONDS = 1.0
-FIRST = np.int32(0)  # the step that the schedule is asked for
 SMALL_PRESET = "digits model.num_layers=2 train.batch_size=4 model.width=32"
 
 
@@ -51,10 +50,11 @@ def measure(preset: str) -> dict:
   tokens_BL = rng.integers(model.vocab_size, size=like.shape, dtype=like.dtype)
   batch = jax.device_put(tokens_BL, like.sharding)
   update, state = experiment.compile(), experiment.first_state()
+  schedule = optimizer.schedule(config)
 
   def step():  # waits for the one before it only
     nonlocal state
-    state, _ = update(state, batch, FIRST)
+    state, _ = update(state, batch, schedule)
     return state
 
   warm = timing.warm_up(step)

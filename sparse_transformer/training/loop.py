@@ -88,7 +88,8 @@ def train(
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more
       memory than is free.
-    FloatingPointError: a loss or gradient is non-finite, see `config.train`.
+    FloatingPointError: a loss or gradient is non-finite; the weights are as
+      before it.
     OSError: a file cannot be written.
     signals.Stopped: a signal ended the run after it saved its state.
   """

@@ -112,7 +112,6 @@ def products(lowered):
     ("cpu", "streamed"),
     ("cuda", "batched"),
     ("rocm", "batched"),
-    ("tpu", "batched"),
   ],
 )
 def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):

@@ -53,17 +53,17 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=. python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 43_718,
-  "benchmarks": 22_064,
-  "commands": 18_659,
-  "data": 11_642,
-  "figures": 2_770,
-  "library": 133_686,
-  "model": 11_972,
-  "patterns": 15_747,
+  "attention": 40_458,
+  "benchmarks": 24_654,
+  "commands": 20_098,
+  "data": 13_756,
+  "figures": 2_781,
+  "library": 135_188,
+  "model": 11_807,
+  "patterns": 16_943,
   "targets": 3_607,
-  "tests": 144_019,
-  "training": 25_571,
+  "tests": 164_080,
+  "training": 25_738,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -87,9 +87,8 @@ def run(
 
 def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
   """Parses flags of a command on an experiment, whose file --config names."""
-  fields = (
-    f"{x}={default}: {about}" for x, default, about, _ in schema.table()
-  )
+  _named_file(argv)
+  fields = (f"{x}={value}: {about}" for x, value, about, _ in schema.table())
   config_flags.DEFINE_config_file(
     "config",
     default,
@@ -98,7 +97,6 @@ def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
     + "\n".join(fields),
   )
   _list_in_help("config")
-  _named_file(argv)
   return flags.FLAGS(argv)
 
 
@@ -165,8 +163,8 @@ def _named_file(argv):
   for word in argv:
     if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
       schema.check_name(override[1])
-  path = pathlib.Path((first.config or ".").partition(":")[0])
-  if not path.exists():
+  path = pathlib.Path((first.config or os.devnull).partition(":")[0])
+  if not path.exists() or path.is_dir():
     close = path.suffix and atomic.nearest(path)
     close = close or atomic.nearest(pathlib.Path("configs", path.stem))
     raise FileNotFoundError(f"--config={first.config}: no such file{close}")

@@ -109,7 +109,7 @@ def _data(about):
   """
   given = about["config"]["data"]
   parts = [given["name"], given["path"]]
-  for name, value in about.get("data", {}).items():
+  for name, value in (about.get("data") or {}).items():
     if name == "splits":
       value = " + ".join(f"{size:,}" for size in value)
     is_number = isinstance(value, int)

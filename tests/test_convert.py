@@ -243,6 +243,8 @@ def test_convert_needs_no_data(tmp_path, capfd):
   sample, workdir = "sparse_transformer/sample.py", f"--workdir={run}"
   assert runs.command(sample, workdir, "--num=2") == 0
   assert "2 samples of converted weights in" in capfd.readouterr().out
+  assert "<td>trained</td><td>converted weights</td>" in runs.report(run)
+  capfd.readouterr()
   assert runs.command("eval.py", workdir) == 1
   assert "data.path is not set" in capfd.readouterr().err
   data_path = f"--config.data.path={moved}"

@@ -248,12 +248,14 @@ def _check_letters(text, letters, path, known):
 
 # What .bin files begin with that are no rows of integers, by what they are.
 NO_TOKENS = {
-  "text": rb"[\t-~]{16,}\Z",
-  "a NumPy array": rb"\x93NUMPY",
-  "an archive": rb"PK\x03\x04",
-  "Megatron's index": rb"MMIDIDX",
-  "llm.c's header of 1,024 bytes": rb"(?s)(?!\0{16}).{16}\0{1008}",
+  "a NumPy array": b"\x93NUMPY",
+  "Megatron's index": b"MMIDIDX",
+  "llm.c's header of 1,024 bytes": struct.pack("<i", 20240520),
+  "llm.c's header, and tokens of uint32": struct.pack("<i", 20240801),
 }
+HEADER = 1024  # bytes
+# Of tokens in 32 bits, the upper halves are below, up to a vocabulary of 2^20.
+UPPER, LOWER = 16, 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -286,8 +288,9 @@ class Tokens(Codec):
         f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
         " set data.name to bytes"
       )
-    tokens = files.map_array(path)
-    if other := suffix == ".bin" and _other_than_uint16(tokens):
+    other = suffix == ".bin" and _beginning(path)
+    tokens = files.map_array(path) if not other else np.zeros(0, np.uint16)
+    if other := other or (suffix == ".bin" and _are_halves(tokens)):
       raise ValueError(
         f"{path} holds {other}, but .bin is read as tokens of uint16; save the"
         " tokens as .npy of uint16 or uint32"
@@ -333,16 +336,32 @@ class Tokens(Codec):
     return int(table[symbols].sum(dtype=np.int64))
 
 
-def _other_than_uint16(words: np.ndarray) -> str:
-  """What a .bin file holds if it does not hold tokens of uint16, or ""."""
-  words = words[: files.BLOCK]
-  for kind, pattern in NO_TOKENS.items():
-    if re.match(pattern, words[:512].tobytes()):
+def _beginning(path: pathlib.Path) -> str:
+  """What a .bin file begins with if these are no tokens, or ""."""
+  with path.open("rb") as file:
+    start = file.read(HEADER)
+  for kind, magic in NO_TOKENS.items():
+    if start.startswith(magic):
       return kind
-  # Those of a text are as often 0 in even places as in odd ones.
-  pairs = words[len(words) % 2 :].reshape(-1, 2)
-  if len(pairs) and np.ptp((pairs == 0).mean(axis=0)) > 0.4:
-    return "32- or 64-bit tokens, as Megatron's (every second uint16 is 0)"
+  # A character may be cut at the end. Tokens of uint16 have bytes that no text
+  # has: small ones have bytes of 0, and few large ones are UTF-8.
+  text = start.decode(errors="ignore")
+  is_text = len(text.encode()) > len(start) - 4 and len(start) >= 16
+  if is_text and "".join(text.split()).isprintable():
+    return "text"
+  kind = files.kind(start)
+  return "" if kind == "zero bytes" else kind
+
+
+def _are_halves(words: np.ndarray) -> str:
+  """A phrase that words are halves of larger integers, or "" if not."""
+  for first in (0, 1):  # the upper halves come second, or in others first
+    lower, upper = words[first::2], words[1 - first :: 2]
+    if np.count_nonzero(lower) < 8:
+      continue
+    largest = upper.max(initial=0)
+    if not largest or (largest < UPPER and lower.max() >= LOWER):
+      return "32- or 64-bit tokens (of each two uint16, one is 0 or small)"
   return ""
 
 

@@ -20,7 +20,13 @@ import numpy as np
 
 from sparse_transformer import atomic
 
-OPENERS: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+# Decompress all members of a file. The library's functions for bz2 and xz leave
+# out what follows a member and is no other.
+DECOMPRESS: Any = {
+  ".gz": gzip.decompress,
+  ".bz2": lambda data: _members(bz2.BZ2Decompressor, data),
+  ".xz": lambda data: _members(lzma.LZMADecompressor, data),
+}
 BLOCK = 2**24  # bytes read at once
 LARGEST = 2**36  # bytes of a file that is read as a whole, not mapped
 # What other kinds of files begin with.
@@ -103,7 +109,7 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
 
   So has a compressed file, but not one that is there unpacked.
   """
-  if path.suffix.lower() in (*OPENERS, ".zip"):
+  if path.suffix.lower() in (*DECOMPRESS, ".zip"):
     inner = path.with_suffix("")
     return not inner.exists() and has_suffix(inner, *suffixes)
   return "" in suffixes or path.suffix.lower() in suffixes
@@ -190,9 +196,25 @@ def parts(path: pathlib.Path) -> list[bytes]:
         if name == following:  # a copy, or a later version
           raise ValueError(f"two of its members are named {name}")
       return [archive.read(x) for x in names if not x.endswith("/")]
-    if suffix in OPENERS and not size:
+    if suffix not in DECOMPRESS:
+      return [raw.read()]
+    if not size:
       raise ValueError("it is empty")  # libraries differ in this
-    return [(OPENERS[suffix](raw) if suffix in OPENERS else raw).read()]
+    return [DECOMPRESS[suffix](raw.read())]
+
+
+def _members(decompressor, data):
+  """The contents of all members of a bz2 or xz file, joined."""
+  parts = []
+  while data:
+    member = decompressor()
+    parts.append(member.decompress(data))
+    if not member.eof:
+      raise EOFError("its last member is cut off")
+    data = member.unused_data
+    if not data.strip(b"\0"):  # padding of .xz
+      break
+  return b"".join(parts)
 
 
 def kind(data: bytes) -> str:

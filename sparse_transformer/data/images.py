@@ -202,7 +202,8 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
   shape = array.shape
-  is_gray = array.ndim == 3 and shape[2] not in (1, 3, 4)  # those are channels
+  # Channels come last, or are planes.
+  is_gray = array.ndim == 3 and not {1, 3, 4} & {*shape[1:]}
   if is_gray:
     array = array[..., np.newaxis]
   is_sound = array.ndim == 4 and array.shape[3] in (1, 3) and array.size
@@ -214,9 +215,9 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
       " planes, as CIFAR-10 and ImageNet 64x64 are published,"
       " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"
     )
-  if is_gray and shape[0] <= shape[2]:
+  if is_gray:
     files.tell(
-      f"{path}: read as {shape[0]:,} images of {shape[1]:,} x {shape[2]:,}; if"
-      " its last axis counts them, save np.moveaxis(x, -1, 0)"
+      f"{path}: read as {shape[0]:,} gray images of {shape[1]:,} x"
+      f" {shape[2]:,}; if its last axis counts them, save np.moveaxis(x, -1, 0)"
     )
   return array

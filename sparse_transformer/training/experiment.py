@@ -18,6 +18,7 @@ from sparse_transformer import (
   schema,
 )
 from sparse_transformer.attention import registry
+from sparse_transformer.data import files
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.checkpoints.store import Checkpoints
@@ -181,8 +182,16 @@ def open_run(
   checkpoints = Checkpoints(workdir)
   step = checkpoints.find(step)
   checkpoints.verify(step)
-  config = checkpoints.config(step).replace(**overrides or {})
-  return Experiment(config), checkpoints
+  config = checkpoints.config(step)
+  written = config_lib.read_config(workdir)
+  edited = config_lib.overrides(config, written)
+  if edited and step == checkpoints.find(None):
+    files.tell(
+      f"warning: step {step:,} of {workdir} was trained with another config"
+      f" than config.json now has, and is used with its own, not with"
+      f" {' '.join(edited)}"
+    )
+  return Experiment(config.replace(**overrides or {})), checkpoints
 
 
 def restore(

@@ -36,8 +36,8 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   Prints a line on standard error for each executor that is avoided. Returns the
   experiment, for which it is called before devices are used.
   """
-  config, failed = experiment.config, []
-  cases = lambda: costs.attention_cases(config, experiment.model)
+  config, model, failed = experiment.config, experiment.model, []
+  cases = lambda: costs.attention_cases(config, model)
   if config.attention.backend != "auto" or not config.attention.check:
     return experiment
   is_used = xla_bridge.backends_are_initialized()

@@ -105,6 +105,8 @@ def train(
     ):
       # What can be refused is refused before anything is compiled.
       saved = processes.decide(checkpoints.last_intact)
+      if saved is not None:
+        checkpoints.check_step(saved)
       changes = processes.decide(
         lambda: _changes(
           experiment.config, workdir, checkpoints, saved, options

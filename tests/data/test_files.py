@@ -51,6 +51,18 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
     files.read(file)
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_what_follows_a_member_is_another_or_an_error(tmp_path, suffix):
+  first, second = (COMPRESS[suffix](x) for x in (TEXT[:500], TEXT[500:]))
+  path = tmp_path / f"x{suffix}"
+  path.write_bytes(first + second)
+  assert files.read(path) == TEXT
+  for rest in b"no member", bytes([second[0] ^ 1]) + second[1:]:
+    path.write_bytes(first + rest)
+    with pytest.raises(ValueError, match=f"{path} is damaged"):
+      files.read(path)
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_archive_of_two_members_of_one_name_is_rejected(tmp_path):
   path = tmp_path / "x.zip"

@@ -126,6 +126,7 @@ PLANES = PIXELS[:, :, :5].transpose(0, 3, 1, 2)
   [
     PLANES.reshape(12, -1),  # flat: by planes, or by pixels
     PLANES,
+    PLANES.reshape(12, 3, -1),
     PLANES.transpose(2, 3, 1, 0),
     PIXELS[0],  # one picture
     PIXELS[0, ..., [0, 1, 2, 2]].transpose(1, 2, 0),
@@ -164,11 +165,12 @@ def test_array_whose_last_axis_may_count_is_told(tmp_path, capfd):
   np.save(tmp_path / "x.npy", PIXELS[..., 0].transpose(1, 2, 0))
   source = data.source(config("images", tmp_path / "x.npy"))
   assert source.shape == (6, 12, 1)
-  told = "x.npy: read as 5 images of 6 x 12; if its last axis counts them"
+  told = "x.npy: read as 5 gray images of 6 x 12; if its last axis counts them"
   assert told in capfd.readouterr().err
   np.save(tmp_path / "y.npy", PIXELS[..., 0])
   assert data.source(config("images", tmp_path / "y.npy")).shape == (5, 6, 1)
-  assert not capfd.readouterr().err
+  told = "y.npy: read as 12 gray images of 5 x 6; if its last axis counts them"
+  assert told in capfd.readouterr().err
 
 
 def test_array_in_the_order_of_columns_is_the_same(tmp_path):

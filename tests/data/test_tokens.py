@@ -1,5 +1,6 @@
 """Tests of tokens: their files, a run on them, and its bits per byte."""
 
+import gzip
 import io
 import math
 import os
@@ -157,8 +158,14 @@ LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
     ([LLM_C, WORDS.astype("<u2")], "llm.c's header of 1,024 bytes"),
     ([LLAMA, WORDS.astype("<u4")], "llm.c's header"),
     (np.frombuffer(b"the quick brown fox\n" * 9, np.uint8), "holds text"),
-    (np.frombuffer(b"PK\x03\x04" + bytes(99) + b"!", np.uint8), "an archive"),
-    (np.frombuffer(b"MMIDIDX\0\0" + bytes(99), np.uint8), "Megatron's index"),
+    (np.frombuffer(b"PK\x03\x04" + bytes(99) + b"!", np.uint8), "zip data"),
+    (np.frombuffer(b"MMIDIDX\0\0" + bytes(98), np.uint8), "Megatron's index"),
+    (np.frombuffer("schöne Wörter. ".encode() * 9, np.uint8), "holds text"),
+    (np.frombuffer(gzip.compress(b"text"), np.uint8), "gzip data"),
+    # Of four symbols, half of them 0; after padding; padded by half.
+    (WORDS % 4, "32- or 64-bit tokens"),
+    (np.r_[0 * WORDS, WORDS].astype("<u4"), "32- or 64-bit tokens"),
+    (np.where(WORDS % 2, 0, WORDS), "32- or 64-bit tokens"),
     (np.frombuffer(NPY, np.uint8), "a NumPy array"),
     (np.ones(4001, np.uint8), "not a multiple of the data-type size"),
     (np.ones(0, np.uint8), "empty file"),
@@ -183,6 +190,9 @@ def test_file_of_other_than_uint16_is_refused(tmp_path, content, phrase):
     np.random.RandomState(0).randint(0, VOCABULARY, 400),
     [7] * 99 + [0],
     [258],
+    np.r_[np.arange(8), np.zeros(1016)],  # a short document, padded
+    np.random.RandomState(0).randint(0, VOCABULARY, 400)
+    * ([0, 1, 1] * 134)[:400],
   ],
 )
 def test_file_of_uint16_is_not_refused(tmp_path, tokens):

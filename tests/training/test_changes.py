@@ -245,6 +245,19 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   assert {*changed} == {*PATTERN, *free, "eval.every"}
 
 
+def test_config_that_was_edited_is_told_where_its_run_is_read(
+  trained, tmp_path, capsys
+):
+  workdir = shutil.copytree(trained, tmp_path / "run")
+  open_run(workdir)
+  assert not capsys.readouterr().err
+  path = workdir / "config.json"
+  path.write_text(path.read_text().replace('"strided"', '"dense"'))
+  assert open_run(workdir)[0].config.attention.pattern == "strided"
+  line = "used with its own, not with --config.attention.pattern=dense"
+  assert line in capsys.readouterr().err
+
+
 def test_config_that_was_edited_is_compared_with_the_checkpoint(
   trained, tmp_path, capsys
 ):

@@ -242,14 +242,14 @@ def test_checkpoint_that_is_lost_or_damaged_after_it_was_verified(
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("read", ["check_network", "restore", "weights"])
+@pytest.mark.parametrize("read", ["check_step", "restore", "weights"])
 def test_checkpoint_of_another_step_is_an_error(read, tmp_path, state):
   save(tmp_path, state, 4)
   folder = tmp_path / "checkpoints"
   (folder / "4").rename(folder / "7")
   like, saved = jax.eval_shape(lambda: state), store.Checkpoints(tmp_path)
   call = dict(
-    check_network=lambda: saved.check_network(7, like),
+    check_step=lambda: saved.check_step(7),
     restore=lambda: saved.restore(like),
     weights=lambda: saved.weights(7, None),
   )[read]

@@ -334,11 +334,13 @@ class Checkpoints:
       print(line, file=sys.stderr)
     return None
 
+  def check_step(self, step: int) -> None:
+    """Raises ValueError if a checkpoint is of another step."""
+    processes.together(lambda: _check_step(self._path(step)))
+
   def check_network(self, step: int, like: State) -> None:
-    """Raises ValueError if a checkpoint is of another step or network."""
-    path = self._path(step)
-    processes.together(lambda: _check_step(path))
-    processes.together(lambda: _expected(path, like))
+    """Raises ValueError if a checkpoint is of another network."""
+    processes.together(lambda: _expected(self._path(step), like))
 
   def verify(self, step: int) -> pathlib.Path:
     """The folder of a checkpoint, once its files and its step are verified.
@@ -349,7 +351,7 @@ class Checkpoints:
     """
     path = self._path(step)
     processes.decide(lambda: _check_files(path))
-    processes.together(lambda: _check_step(path))
+    self.check_step(step)
     return path
 
 

@@ -53,7 +53,7 @@ def rotary(tmp_path_factory):
 
 
 def test_texts_of_other_lengths_begin_alike(text, rotary, tmp_path, capfd):
-  """Networks with rotary positions draw longer ones, too."""
+  """With rotary positions, a network can also draw longer texts."""
   for workdir, lengths in (text, (20, 32)), (rotary, (20, 32, 75)):
     found = {}
     for length in lengths:

@@ -116,7 +116,7 @@ def commands_of_the_page():
 
 
 def test_flags_on_the_page_exist(tmp_path):
-  """Those of training, which takes minutes and needs data, are only parsed."""
+  """Training takes minutes and needs data: its commands are only parsed."""
   commands = commands_of_the_page()
   trained = [words for words in commands if words[:2] == ["python", "train.py"]]
   assert len(trained) == 1 + len(ARRAYS) and len(commands) == 10

@@ -288,13 +288,12 @@ class Tokens(Codec):
         f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
         " set data.name to bytes"
       )
-    other = suffix == ".bin" and _beginning(path)
-    tokens = files.map_array(path) if not other else np.zeros(0, np.uint16)
-    if other := other or (suffix == ".bin" and _are_halves(tokens)):
+    if suffix == ".bin" and (other := _other_than_uint16(path)):
       raise ValueError(
         f"{path} holds {other}, but .bin is read as tokens of uint16; save the"
         " tokens as .npy of uint16 or uint32"
       )
+    tokens = files.map_array(path)
     kinds = (np.uint8, np.uint16, np.uint32)
     if tokens.dtype not in kinds or tokens.ndim != 1 or not len(tokens):
       raise ValueError(
@@ -303,9 +302,9 @@ class Tokens(Codec):
       )
     if np.iinfo(tokens.dtype).max < self.vocab_size - 1:
       raise ValueError(
-        f"{path} holds {tokens.dtype}, too small for data.vocab_size="
-        f"{self.vocab_size}; set that to the tokenizer's, or save the tokens as"
-        " .npy of uint32"
+        f"{path} holds {tokens.dtype}, which cannot hold"
+        f" data.vocab_size={self.vocab_size}; set that to the tokenizer's, or"
+        " save the tokens as .npy of uint32"
       )
     self._check(tokens, path)
     self.num_bytes(tokens[:0])  # a wrong table is found now
@@ -334,6 +333,11 @@ class Tokens(Codec):
         f" least 0 for each token, data.vocab_size={size}"
       )
     return int(table[symbols].sum(dtype=np.int64))
+
+
+def _other_than_uint16(path: pathlib.Path) -> str:
+  """What a .bin file holds if these are no tokens of uint16, or ""."""
+  return _beginning(path) or _are_halves(files.map_array(path))
 
 
 def _beginning(path: pathlib.Path) -> str:

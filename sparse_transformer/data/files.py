@@ -20,8 +20,8 @@ import numpy as np
 
 from sparse_transformer import atomic
 
-# Decompress all members of a file. The library's functions for bz2 and xz leave
-# out what follows a member and is no other.
+# Decompress all members of a file. Python's own functions for bz2 and xz
+# silently drop data after a member that do not begin another one.
 DECOMPRESS: Any = {
   ".gz": gzip.decompress,
   ".bz2": lambda data: _members(bz2.BZ2Decompressor, data),

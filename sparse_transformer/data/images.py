@@ -210,7 +210,8 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
   if array.dtype != np.uint8 or not is_sound:
     raise ValueError(
       f"{path} holds {array.dtype} {shape}; images must be uint8 (number, rows,"
-      " 5 or more columns) or (number, rows, columns, 1 or 3 channels): of one,"
+      " columns), without 1, 3 or 4 of these, or (number, rows, columns, 1 or 3"
+      " channels): of one,"
       " save x[None]; of flat pixels, x.reshape(-1, rows, columns, 3); of"
       " planes, as CIFAR-10 and ImageNet 64x64 are published,"
       " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"

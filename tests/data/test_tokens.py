@@ -153,7 +153,7 @@ LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
     (WORDS.astype("<u4"), "32- or 64-bit tokens"),
     (WORDS.astype(">u4"), "32- or 64-bit tokens"),
     (WORDS.astype("<i8"), "32- or 64-bit tokens"),
-    # Of 128,256 symbols, a third of which need more than 16 bits.
+    # Token numbers up to 128,000: some need more than 16 bits.
     ((WORDS * 32).astype("<u4"), "32- or 64-bit tokens"),
     ([LLM_C, WORDS.astype("<u2")], "llm.c's header of 1,024 bytes"),
     ([LLAMA, WORDS.astype("<u4")], "llm.c's header"),
@@ -216,7 +216,7 @@ def test_vocabulary_that_the_dtype_cannot_hold_is_refused(
   fits = np.iinfo(dtype).max + 1
   found = data.source(config("tokens", path, vocab_size=fits)).load()
   np.testing.assert_array_equal(np.concatenate([*found.values()]), tokens)
-  message = f"x.{suffix} holds {np.dtype(dtype)}, too small for .*={fits + 1};"
+  message = f"x.{suffix} holds {np.dtype(dtype)}, which cannot .*={fits + 1};"
   with pytest.raises(ValueError, match=message):
     data.source(config("tokens", path, vocab_size=fits + 1)).load()
 

@@ -129,8 +129,8 @@ def test_another_number_of_positions_is_refused():
 
 
 def test_functions_are_evaluated_wherever_attention_is_traced():
-  # A table made while a program is traced is not known then, unless the function
-  # itself makes it.
+  # A table made while a program is traced is not known then, unless the
+  # function itself makes it.
   words = np.arange(N) // 9
   pattern = where(lambda q, k: jnp.asarray(words)[q] == jnp.asarray(words)[k])
   q, k, v, *_ = laws.random_inputs(N, 2)

@@ -27,7 +27,7 @@ from sparse_transformer.training.explanation import costs
 
 sys.path.insert(0, str(record.REPO / "tests"))
 
-import assembly
+from helpers import assembly
 
 CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
 # These cannot be built without their data, which give classes and shapes.

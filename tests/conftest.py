@@ -68,7 +68,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
   """The workdir of a run of 2 steps, which tests must not change."""
-  import runs
+  from helpers import runs
 
   from sparse_transformer.training.loop import train
 

@@ -7,7 +7,7 @@ import sys
 import types
 
 import pytest
-import runs
+from helpers import runs
 
 from benchmarks.accelerator import (
   __main__ as accelerator,

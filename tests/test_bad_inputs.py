@@ -8,10 +8,9 @@ import re
 import shutil
 import sys
 
-import bad_inputs
 import jax
 import pytest
-import runs
+from helpers import bad_inputs, runs
 
 # Raised by Python when it parses a config file that is not a program.
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from benchmarks import baselines, counts, linear, video
 from sparse_transformer import data as data_lib

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from benchmarks import attention as benchmark, report, worker
 from sparse_transformer import attention, patterns

@@ -8,10 +8,9 @@ import shutil
 import types
 
 import jax
-import networks
 import numpy as np
 import pytest
-import runs
+from helpers import networks, runs
 
 from configs import lra_image
 from sparse_transformer import model, patterns

@@ -9,8 +9,8 @@ import sys
 import types
 
 import pytest
-import runs
 from absl import flags
+from helpers import runs
 
 from sparse_transformer import (
   cli,
@@ -226,7 +226,7 @@ def test_function_of_a_config_file_gets_the_metrics(
   monkeypatch.setattr(data, "SOURCES", dict(data.SOURCES))
   path = tmp_path / "config.py"
   path.write_text(
-    "import runs\n"
+    "from helpers import runs\n"
     "from sparse_transformer import data\n"
     "data.SOURCES['mine'] = lambda config: None\n"
     "def get_config(): return runs.tiny(**{'train.steps': 2})\n"

@@ -12,12 +12,11 @@ import threading
 import time
 import zlib
 
-import comparisons
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+from helpers import comparisons, runs
 from scipy import stats
 
 from configs import digits

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config as config_lib, schema
 

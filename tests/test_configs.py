@@ -10,7 +10,7 @@ import tempfile
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config as config_lib, model, schema
 from sparse_transformer.data import sources

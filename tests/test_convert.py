@@ -10,9 +10,8 @@ import json
 import jax
 import numpy as np
 import pytest
-import released as made
-import runs
 from flax import nnx
+from helpers import released as made, runs
 
 from sparse_transformer import convert as command, data
 from sparse_transformer.model import block, transformer
@@ -288,7 +287,8 @@ def test_config_file_is_kept_with_the_run(tmp_path, capfd):
   path = made_of(runs.tiny(**{"attention.stride": 4}), tmp_path)
   file, run = tmp_path / "own.py", tmp_path / "run"
   file.write_text(
-    "import runs\nget_config = lambda: runs.tiny(**{'attention.stride': 2})\n"
+    "from helpers import runs\n"
+    "get_config = lambda: runs.tiny(**{'attention.stride': 2})\n"
   )
   words = f"--config={file}", "--config.eval.batch_size=4"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0

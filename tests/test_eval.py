@@ -11,9 +11,8 @@ import signal
 import jax
 import numpy as np
 import pytest
-import runs
-import small_data
-from runs import scores
+from helpers import runs, small_data
+from helpers.runs import scores
 
 from sparse_transformer import data
 from sparse_transformer.data import SPLITS

@@ -3,10 +3,9 @@
 import dataclasses
 import json
 
-import catalogue
 import numpy as np
 import pytest
-import runs
+from helpers import catalogue, runs
 
 from configs import digits
 from sparse_transformer import patterns

@@ -6,11 +6,10 @@ import re
 import shutil
 
 import jax
-import networks
 import numpy as np
 import pytest
-import runs
 import safetensors.numpy
+from helpers import networks, runs
 from safetensors import safe_open
 
 from sparse_transformer import config as config_lib, schema

@@ -14,7 +14,7 @@ import wave
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns

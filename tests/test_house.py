@@ -12,7 +12,7 @@ import sys
 import tokenize
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import schema, version
 
@@ -51,10 +51,10 @@ WITHIN = {
 }
 # The tokens of each room, at most: names, operators, numbers and strings, which
 # grow with the number of things to keep in mind. Lines, comments and docstrings
-# are free. PYTHONPATH=. python tests/test_house.py writes the table anew.
+# are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 40_458,
-  "benchmarks": 24_654,
+  "benchmarks": 24_658,
   "commands": 20_108,
   "data": 13_987,
   "figures": 2_781,
@@ -62,7 +62,7 @@ LIMITS = {
   "model": 11_807,
   "patterns": 16_943,
   "targets": 3_607,
-  "tests": 164_454,
+  "tests": 164_648,
   "training": 25_807,
 }
 # Fields that no config file sets, by the reason for which they exist.
@@ -343,7 +343,7 @@ def test_no_room_has_more_tokens_than_its_limit():
   larger = [f"{x}: {found[x]}" for x in found if found[x] > LIMITS.get(x, 0)]
   assert not larger, (
     f"{', '.join(larger)}: make room, or write the table of limits, which a"
-    " reviewer sees: PYTHONPATH=. .venv/bin/python tests/test_house.py"
+    " reviewer sees: PYTHONPATH=.:tests .venv/bin/python tests/test_house.py"
   )
 
 

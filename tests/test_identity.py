@@ -10,7 +10,7 @@ import shlex
 import shutil
 
 import pytest
-import runs
+from helpers import runs
 from safetensors import safe_open
 
 NAMES = "sample", "explain", "report", "export"

@@ -5,7 +5,7 @@ import re
 import subprocess
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.data import SOURCES

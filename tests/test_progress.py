@@ -5,7 +5,7 @@ import shutil
 import time
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import programs, progress
 

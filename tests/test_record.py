@@ -2,10 +2,9 @@
 
 import json
 
-import comparisons
 import numpy as np
 import pytest
-import runs
+from helpers import comparisons, runs
 
 from benchmarks import record, run
 from sparse_transformer import config as config_lib

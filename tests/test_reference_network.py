@@ -7,10 +7,9 @@ import re
 import types
 
 import jax
-import networks
 import numpy as np
 import pytest
-import reference_network as reference
+from helpers import networks, reference_network as reference
 from test_configs import NAMES, load
 
 from sparse_transformer import model, patterns

@@ -6,7 +6,7 @@ import shutil
 import zlib
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config
 from sparse_transformer.data import codecs

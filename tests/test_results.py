@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from benchmarks import record
 from benchmarks.readme import __main__ as pages, receptive

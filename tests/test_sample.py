@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 from PIL import Image
 
 from sparse_transformer.data import codecs

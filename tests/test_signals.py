@@ -9,7 +9,7 @@ import time
 from concurrent import futures
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer.signals import Signals, Stopped
 

@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-import runs
+from helpers import runs
 
 TUTORIAL = runs.REPO / "docs" / "tutorial.ipynb"
 # So few steps that it validates after the last one only.

@@ -9,8 +9,7 @@ import subprocess
 import sys
 
 import pytest
-import runs
-import small_data
+from helpers import runs, small_data
 from safetensors import safe_open
 
 from benchmarks import record

@@ -1,9 +1,9 @@
 """Values and gradients of all executors, against float64 on the host.
 
 An entry runs a mix of patterns, one for each head, in one call; it requires the
-results of `tests/executor_laws.py`, or at long n those of the plainest executor
-in float32, and the same bits again. A batch has large, ordinary and balanced
-scores, where one pair too many or too few exceeds the tolerance.
+results of `tests/helpers/executor_laws.py`, or at long n those of the plainest
+executor in float32, and the same bits again. A batch has large, ordinary and
+balanced scores, where one pair too many or too few exceeds the tolerance.
 """
 
 import dataclasses
@@ -26,8 +26,7 @@ from sparse_transformer.attention.verification import TOLERANCES
 
 sys.path.insert(0, str(REPO / "tests"))
 
-import catalogue
-import executor_laws as laws
+from helpers import catalogue, executor_laws as laws
 
 MIXES = 6  # of the catalogue
 LENGTHS = 257, 128, 129, 255, 63, 200

@@ -2,14 +2,13 @@
 
 import functools
 
-import catalogue
-import executor_laws as laws
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import catalogue, executor_laws as laws
 
 from sparse_transformer.attention import (
   as_attention_fn,

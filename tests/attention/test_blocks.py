@@ -1,9 +1,9 @@
 """Tables of kernels that copy blocks: plans, steps, grids, tiles."""
 
-import catalogue
 import numpy as np
 import pytest
-from executor_laws import TWO_SLOTS, WITHOUT_KEYS
+from helpers import catalogue
+from helpers.executor_laws import TWO_SLOTS, WITHOUT_KEYS
 
 from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import block_tables

@@ -6,13 +6,11 @@ keys of earlier ones depend on them.
 
 import functools
 
-import content
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
+from helpers import content, executor_laws as laws, networks
 
 from sparse_transformer.attention import attend
 from sparse_transformer.attention.content import binding, found_tiles

@@ -3,11 +3,11 @@
 import functools
 import re
 
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import executor_laws as laws
 
 from sparse_transformer.attention import attend, contract, platforms, registry
 from sparse_transformer.attention.executors.cudnn import Cudnn

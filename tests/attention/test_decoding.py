@@ -2,14 +2,13 @@
 
 import functools
 
-import catalogue
-import executor_laws as laws
 import hypothesis
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import catalogue, executor_laws as laws
 from hypothesis import strategies as st
 
 from sparse_transformer import attention

@@ -5,12 +5,12 @@ import dataclasses
 import functools
 import re
 
-import executor_laws as laws
 import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import executor_laws as laws
 
 from sparse_transformer.attention import (
   SAVED_NAMES,

@@ -4,12 +4,11 @@ import dataclasses
 import functools
 import itertools
 
-import catalogue
-import executor_laws as laws
 import hypothesis
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import catalogue, executor_laws as laws
 from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, registry

@@ -2,12 +2,11 @@
 
 import functools
 
-import catalogue
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import catalogue, executor_laws as laws
 from jax.sharding import AxisType, PartitionSpec
 
 from sparse_transformer.attention import (

@@ -1,8 +1,8 @@
 """Lists of items name every pair of every head exactly once."""
 
-import catalogue
 import numpy as np
 import pytest
+from helpers import catalogue
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.executors import items

@@ -6,14 +6,13 @@ It fills memory that a kernel has not written with NaN.
 import functools
 import re
 
-import catalogue
-import executor_laws as laws
 import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from executor_laws import TWO_SLOTS, WITHOUT_KEYS
+from helpers import catalogue, executor_laws as laws
+from helpers.executor_laws import TWO_SLOTS, WITHOUT_KEYS
 from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, platforms, registry

@@ -9,10 +9,10 @@ import dataclasses
 import functools
 import re
 
-import executor_laws as laws
 import jax
 import numpy as np
 import pytest
+from helpers import executor_laws as laws
 
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry, verification

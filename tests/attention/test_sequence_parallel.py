@@ -3,13 +3,11 @@
 import functools
 from types import ModuleType
 
-import catalogue
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+from helpers import catalogue, executor_laws as laws, runs
 from jax.sharding import (
   AbstractMesh,
   AxisType,

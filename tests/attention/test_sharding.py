@@ -3,10 +3,9 @@
 import functools
 import itertools
 
-import executor_laws as laws
 import jax
 import pytest
-import runs
+from helpers import executor_laws as laws, runs
 from jax.sharding import (
   AbstractMesh,
   AxisType,

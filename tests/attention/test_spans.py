@@ -2,11 +2,11 @@
 
 import functools
 
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import executor_laws as laws
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from sparse_transformer import patterns

@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import warnings
 
-import executor_laws as laws
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import executor_laws as laws
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from sparse_transformer.attention import attend, platforms

@@ -8,10 +8,9 @@ import sys
 import numpy as np
 import PIL.Image
 import pytest
-import runs
-import small_data
+from helpers import runs, small_data
+from helpers.small_data import SHARED, config
 from sklearn.model_selection import train_test_split
-from small_data import SHARED, config
 
 from sparse_transformer import data
 from sparse_transformer.data import cifar10, download

@@ -10,7 +10,7 @@ import hypothesis
 import numpy as np
 import pytest
 import scipy.io.wavfile
-import small_data
+from helpers import small_data
 from hypothesis import strategies
 
 from sparse_transformer.data import codecs, files

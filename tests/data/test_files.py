@@ -10,8 +10,8 @@ import zlib
 
 import numpy as np
 import pytest
-import small_data
-from small_data import TEXT
+from helpers import small_data
+from helpers.small_data import TEXT
 
 from sparse_transformer import data
 from sparse_transformer.data import files

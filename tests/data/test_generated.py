@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from small_data import config
+from helpers.small_data import config
 
 from configs import repeat
 from sparse_transformer import data, patterns

@@ -4,10 +4,9 @@ import dataclasses
 import itertools
 
 import jax
-import networks
 import numpy as np
 import pytest
-import runs
+from helpers import networks, runs
 
 from sparse_transformer.data import Orders
 from sparse_transformer.model import sampling, transformer

@@ -8,8 +8,8 @@ import numpy as np
 import PIL.Image
 import PIL.ImageFile
 import pytest
-import small_data
-from small_data import config
+from helpers import small_data
+from helpers.small_data import config
 
 from sparse_transformer import data
 

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-import small_data
+from helpers import small_data
 
 from sparse_transformer import data
 from sparse_transformer.data.listops import SYMBOLS, example

@@ -6,7 +6,7 @@ import zlib
 import hypothesis
 import numpy as np
 import pytest
-import small_data
+from helpers import small_data
 from hypothesis import strategies
 
 from sparse_transformer import data

@@ -6,8 +6,8 @@ import sysconfig
 
 import numpy as np
 import pytest
-import small_data
-from small_data import SUFFIXES, config
+from helpers import small_data
+from helpers.small_data import SUFFIXES, config
 
 from sparse_transformer import data
 from sparse_transformer.data import files, splits

@@ -9,8 +9,8 @@ import pathlib
 
 import numpy as np
 import pytest
-import small_data
-from small_data import SHARED, TEXT, config, contents
+from helpers import small_data
+from helpers.small_data import SHARED, TEXT, config, contents
 
 from sparse_transformer import data
 from sparse_transformer.data import codecs, streams

@@ -8,8 +8,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import runs
-from small_data import config
+from helpers import runs
+from helpers.small_data import config
 
 from sparse_transformer import data
 from sparse_transformer.data import files

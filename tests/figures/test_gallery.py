@@ -1,9 +1,8 @@
 """Docs show the catalogue of patterns and the config fields as they are."""
 
-import content
 import numpy as np
 import pytest
-import runs
+from helpers import content, runs
 from PIL import Image
 
 from docs import make as gallery

@@ -1,8 +1,8 @@
 """Pictures of patterns show the pairs of the patterns, and nothing else."""
 
-import catalogue
 import numpy as np
 import pytest
+from helpers import catalogue
 from PIL import Image
 
 from sparse_transformer import patterns

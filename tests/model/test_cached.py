@@ -2,11 +2,10 @@
 
 import functools
 
-import catalogue
 import jax
-import networks
 import numpy as np
 import pytest
+from helpers import catalogue, networks
 
 from sparse_transformer.model import sampling
 from sparse_transformer.patterns import (

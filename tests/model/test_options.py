@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
+from helpers import networks
 
 from sparse_transformer import model, schema
 from sparse_transformer.model import options, transformer

@@ -4,9 +4,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
+from helpers import networks
 
 from sparse_transformer.model import sampling
 from sparse_transformer.model.sampling import Sampler

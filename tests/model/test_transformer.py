@@ -4,10 +4,10 @@ import math
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
-from networks import LENGTH, assign
+from helpers import networks
+from helpers.networks import LENGTH, assign
 
 from sparse_transformer import model, patterns
 from sparse_transformer.patterns import Local

@@ -3,10 +3,10 @@
 import subprocess
 import sys
 
-import catalogue
 import hypothesis
 import numpy as np
 import pytest
+from helpers import catalogue
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns

@@ -5,11 +5,11 @@ import functools
 import operator
 import warnings
 
-import catalogue
 import hypothesis
 import numpy as np
 import pytest
-from catalogue import Masked
+from helpers import catalogue
+from helpers.catalogue import Masked
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns

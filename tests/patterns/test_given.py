@@ -4,11 +4,11 @@ import dataclasses
 import functools
 import tracemalloc
 
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import catalogue
 
 from sparse_transformer import patterns
 from sparse_transformer.figures import masks as pictures

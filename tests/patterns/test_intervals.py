@@ -2,10 +2,10 @@
 
 import operator
 
-import catalogue
 import hypothesis
 import numpy as np
 import pytest
+from helpers import catalogue
 from hypothesis import strategies as st
 
 from sparse_transformer.patterns import intervals

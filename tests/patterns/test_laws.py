@@ -6,11 +6,11 @@ its mask at all pairs of positions.
 
 import dataclasses
 
-import catalogue
 import hypothesis
 import numpy as np
 import pytest
-from catalogue import Masked
+from helpers import catalogue
+from helpers.catalogue import Masked
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns

@@ -6,7 +6,7 @@ import shlex
 import stat
 
 import pytest
-import runs
+from helpers import runs
 
 from configs import digits
 from sparse_transformer.targets import compilers, hardware, worker

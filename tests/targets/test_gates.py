@@ -8,8 +8,8 @@ import importlib
 import json
 import os
 
-import assembly
 import pytest
+from helpers import assembly
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.attention.contract import Case

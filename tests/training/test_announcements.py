@@ -5,7 +5,7 @@ import re
 import shlex
 
 import pytest
-import runs
+from helpers import runs
 
 from configs import cifar10, digits, enwik8
 from sparse_transformer import config as config_lib, data

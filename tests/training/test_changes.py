@@ -7,7 +7,7 @@ import shutil
 import jax
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import announcements, loop, metrics, warm_start

@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import model as model_lib
 from sparse_transformer.training.experiment import Experiment

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment

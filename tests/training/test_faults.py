@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import config as config_lib, data, schema, signals
 from sparse_transformer.training import (

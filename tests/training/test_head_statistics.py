@@ -1,10 +1,10 @@
 """What is drawn of trained heads is what the network computes."""
 
 import jax
-import networks
 import numpy as np
 import pytest
 from flax import nnx
+from helpers import networks
 from PIL import Image
 from scipy import stats
 

@@ -4,10 +4,9 @@ import re
 import signal
 
 import jax
-import kernel_faults
 import numpy as np
 import pytest
-import runs
+from helpers import kernel_faults, runs
 
 from sparse_transformer.attention import registry, verification, verify
 from sparse_transformer.patterns import Causal

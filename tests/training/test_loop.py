@@ -10,7 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import machine, signals, version
 from sparse_transformer.training import loop, metrics, optimizer

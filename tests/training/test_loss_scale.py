@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.experiment import Experiment

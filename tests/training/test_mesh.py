@@ -6,7 +6,7 @@ import json
 import jax
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 from jax.sharding import PartitionSpec
 
 from sparse_transformer.model import sharding
@@ -116,7 +116,7 @@ def test_layers_and_experts_are_not_split():
 
 def train_on(*meshes, steps=20, **changes):
   request = json.dumps(dict(meshes=meshes, changes=changes, steps=steps))
-  done = runs.python("tests/meshes.py", request, **runs.environment(8))
+  done = runs.python("tests/helpers/meshes.py", request, **runs.environment(8))
   assert done.returncode == 0, done.stderr[-3000:]
   found = json.loads(done.stdout)
   one, *others = found["results"]

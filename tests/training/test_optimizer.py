@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer.training import optimizer as optimizer_lib
 from sparse_transformer.training.experiment import Experiment

@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
@@ -32,7 +32,7 @@ def start(number, workdir, port, kill=(0, 0), changes=TINY):
   devices = changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2
   return subprocess.Popen(
     [
-      *(sys.executable, runs.REPO / "tests" / "processes.py"),
+      *(sys.executable, runs.REPO / "tests" / "helpers" / "processes.py"),
       *map(str, map(int, kill)),
       *(runs.DIGITS, f"--workdir={workdir}", *runs.flags_of(**changes)),
       *(f"--coordinator=localhost:{port}", "--num_processes=2"),

@@ -6,8 +6,8 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import runs
 import scipy.signal
+from helpers import runs
 
 from sparse_transformer import data
 from sparse_transformer.training.evaluation import scoring

@@ -2,10 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import networks
 import numpy as np
 import pytest
-import runs
+from helpers import networks, runs
 
 from sparse_transformer import model
 from sparse_transformer.patterns import AdaptiveSpan, Local

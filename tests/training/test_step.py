@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import model as model_lib
 from sparse_transformer.training import (

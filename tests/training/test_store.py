@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
-import runs
+from helpers import runs
 
 from sparse_transformer import atomic
 from sparse_transformer.data import files

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import released
-import runs
 import scipy.io.wavfile
+from helpers import released, runs
 
 Content = str | bytes | dict | Callable[[pathlib.Path], object] | None
 
@@ -171,7 +170,7 @@ CONFIGS = dict(
 FILES: dict[str, Content] = {
   **{f"c/{name}.py": content for name, content in CONFIGS.items()},
   "c/interrupted.json": '{"model"',
-  "tiny.py": "import runs\n"
+  "tiny.py": "from helpers import runs\n"
   "def get_config(): return runs.tiny(**{'train.steps': 2})",
   "empty": "",
   "text": "the quick brown fox.\n" * 1000,

@@ -1,4 +1,6 @@
-"""Trains a tiny network on meshes of 8 devices: python tests/meshes.py JSON.
+"""Trains a tiny network on meshes of 8 devices.
+
+python tests/helpers/meshes.py JSON
 
 Needs XLA_FLAGS=--xla_force_host_platform_device_count=8.
 
@@ -17,7 +19,7 @@ import tempfile
 
 import jax
 import numpy as np
-import runs
+from helpers import runs
 
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment

@@ -22,7 +22,7 @@ from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
-REPO = pathlib.Path(__file__).parents[1]
+REPO = pathlib.Path(__file__).parents[2]
 DIGITS = f"--config={REPO / 'configs' / 'digits.py'}"
 # Patterns of two layers that follow the content.
 CONTENT = "LSH(8, 4), Routing(4, 8)"
@@ -88,10 +88,9 @@ def on_devices(number: int, check: Callable, *arguments: str) -> None:
   """Calls a function of a test file in a process with several CPU devices."""
   path = pathlib.Path(inspect.getfile(check))
   program = f"import sys, {path.stem} as m; m.{check.__name__}(*sys.argv[1:])"
-  folders = path.parent, pathlib.Path(__file__).parent
   subprocess.run(
     [sys.executable, "-c", program, *arguments],
-    env=environment(number, *folders),
+    env=environment(number, path.parent),
     check=True,
     timeout=3600,
   )
@@ -115,7 +114,7 @@ def environment(devices: int, *folders: pathlib.Path) -> dict[str, str]:
   flag = f"--xla_force_host_platform_device_count={devices}"
   return {
     **os.environ,
-    "PYTHONPATH": os.pathsep.join(map(str, (*folders, REPO))),
+    "PYTHONPATH": os.pathsep.join(map(str, (*folders, REPO, REPO / "tests"))),
     "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flag}",
     "JAX_PLATFORMS": "cpu",
   }

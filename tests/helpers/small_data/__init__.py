@@ -16,7 +16,7 @@ from PIL import Image
 from sparse_transformer import data
 from sparse_transformer.data import cifar10, generated, images, sources, streams
 
-REPO = pathlib.Path(__file__).parents[2]
+REPO = pathlib.Path(__file__).parents[3]
 SHARED = REPO.parent / "shared" / "data"  # real data, if present
 TEXT = bytes(range(256)) * 4 + b"the end"
 

@@ -1,6 +1,6 @@
 """Executors of the CPU that are wrong, each in one of the ways of a kernel.
 
-python tests/kernel_faults.py NAMES FLAGS runs train.py with some of them.
+python tests/helpers/kernel_faults.py NAMES FLAGS: train.py with some of them.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import time
 
 import jax
 import jax.numpy as jnp
-import processes
+from helpers import processes
 
 from sparse_transformer.attention import registry
 from sparse_transformer.attention.executors.xla import Xla

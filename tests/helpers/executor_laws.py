@@ -8,10 +8,10 @@ import functools
 import re
 import types
 
-import catalogue
 import jax
 import jax.numpy as jnp
 import numpy as np
+from helpers import catalogue
 
 from sparse_transformer.attention import (
   attend,

@@ -1,4 +1,4 @@
-"""Runs train.py, which sends itself a signal: python tests/processes.py
+"""Runs train.py, which sends itself a signal: python tests/helpers/processes.py
 NUMBER STEP FLAGS. The signal comes before the batch of that step of the process
 is read; STEP 0 means never.
 """
@@ -8,7 +8,7 @@ import pathlib
 import runpy
 import sys
 
-REPO = pathlib.Path(__file__).parents[1]
+REPO = pathlib.Path(__file__).parents[2]
 
 
 def main():

@@ -1,0 +1,1 @@
+"""What tests share: tiny runs, laws, references, networks, small data."""

@@ -7,44 +7,24 @@ import os
 import pathlib
 import sys
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from ml_collections import ConfigDict
 
 from sparse_transformer import atomic, schema
-from sparse_transformer.schema import Config
+from sparse_transformer.schema import Affects, Config
 
-# What fields affect, by the beginnings of their names; the first that fits
-# holds. All others are what the network is, and what it is trained on.
-AFFECTS = {
-  "nothing": (  # how a run computes, logs and keeps
-    *("attention.backend", "attention.check", "checkpoint.", "data.path"),
-    *("eval.batch_size", "eval.every", "eval.samples", "mesh."),
-    *("model.remat", "train.log_every"),
-  ),
-  # No score of given weights, only how they come about: from the first step
-  # on, or from any step.
-  "start": (
-    *("model.dropout", "model.position_std", "model.token_std"),
-    *("optimizer.name", "train.init_", "train.seed"),
-  ),
-  "updates": ("eval.sequences", "optimizer.", "train."),
-  "updates and scores": ("attention.",),
-  "rounding": ("model.dtype",),
-  "data": (
-    "data.fractions",
-    "data.name",
-    "data.splits",
-  ),  # with other data than the run's
-}
-# Fields that may differ if a run resumes, if it does so with --allow_changes,
-# and if it is evaluated; the last two tell how scores differ.
-FREE = {"nothing"}
-CHANGEABLE = {"nothing", "updates", "updates and scores"}
-UNSCORED = {"nothing", "start", "updates"}
-FREE_IN_EVALUATION = {*AFFECTS} - {"data"}
-# Paths and devices, which another machine does not have.
-OF_MACHINE = "attention.backend", "data.path", "mesh.", "train.init_from"
+# The differences between two configs that are allowed, by what their fields
+# affect: where a run resumes, with --allow_changes, and where it is read.
+Allowed = Collection[Affects]
+TO_RESUME: Allowed = ("nothing", "machine")
+TO_CHANGE: Allowed = (*TO_RESUME, "updates", "scores")
+TO_READ: Allowed = (*TO_CHANGE, "start", "rounding")
+# And, where it is read, with data of its own.
+TO_READ_OTHER_DATA: Allowed = (*TO_READ, "data")
+# Differences with which given weights have the same scores.
+UNSCORED: Allowed = (*TO_RESUME, "start", "updates")
+ANY: Allowed = get_args(Affects)
 Changes = dict[str, tuple[Any, Any]]
 CHANGES = "config_changes.jsonl"
 # What `ast.literal_eval` raises.
@@ -56,16 +36,11 @@ def get_config() -> ConfigDict:
   return ConfigDict(Config().to_dict())
 
 
-def affects(field: str) -> str:
-  """The key of `AFFECTS` that holds for a field, or "all"."""
-  found = (x for x, names in AFFECTS.items() if field.startswith(names))
-  return next(found, "all")
-
-
 def portable(config: Config) -> Config:
-  """A config for any machine: its fields `OF_MACHINE` have their defaults."""
-  names = (name for name in schema.FIELDS if name.startswith(OF_MACHINE))
-  return config.replace(**{name: schema.FIELDS[name].default for name in names})
+  """A config for any machine, without paths, devices and other runs."""
+  names = [x for x in schema.FIELDS if schema.affects(x) == "machine"]
+  names.append("train.init_from")
+  return config.replace(**{x: schema.FIELDS[x].default for x in names})
 
 
 def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
@@ -161,30 +136,35 @@ def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
     raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-def check_config(
-  workdir: str | os.PathLike, config: Config, free: Collection[str] = FREE
+def compare(
+  before: Config,
+  after: Config,
+  allowed: Allowed = ANY,
+  place: object = "",
 ) -> Changes:
-  """{"group.field": (old, new)} of what differs from the run in a workdir.
+  """Compares two configs.
 
-  Raises ValueError if a field affects what is not free to change.
+  Args:
+    before: the config of a run.
+    after: another one.
+    allowed: what fields that differ may affect.
+    place: where `before` was read, for the error.
+
+  Returns:
+    {"group.field": (old, new)} of the fields that differ.
+
+  Raises ValueError if a field affects what is not allowed.
   """
-  if not (pathlib.Path(workdir) / "config.json").exists():
-    return {}
-  return check_changes(workdir, read_config(workdir), config, free)
-
-
-def check_changes(
-  place: object, before: Config, after: Config, free: Collection[str] = FREE
-) -> Changes:
-  """`check_config` with the config of a place."""
-  old, new = schema.flatten(before), schema.flatten(after)
+  old = schema.flatten(before)
+  new = schema.flatten(after)
   changes = {x: (old[x], new[x]) for x in sorted(old) if old[x] != new[x]}
-  differing = [x for x in changes if affects(x) not in free]
-  if differing:
-    found = [f"{x} ({old[x]!r} there, {new[x]!r} now)" for x in differing]
-    may = {*map(affects, differing)} <= CHANGEABLE
+  refused = [x for x in changes if schema.affects(x) not in allowed]
+  if refused:
+    values = [f"{x} ({old[x]!r} there, {new[x]!r} now)" for x in refused]
+    can_change = all(schema.affects(x) in TO_CHANGE for x in refused)
     raise ValueError(
-      f"{place} is from a run with another config: {', '.join(found)}; use"
-      f" {'--allow_changes, ' * may}another --workdir, or the same settings"
+      f"{place} is from a run with another config: {', '.join(values)}; use"
+      f" {'--allow_changes, ' * can_change}another --workdir, or the same"
+      " settings"
     )
   return changes

@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
   run = open_run(args.workdir, cli.overrides(), args.step)
   state = restore(*run, args.step)
   step = int(state.step)
-  run[1].check(step, run[0].config, None, config_lib.FREE)
+  run[1].check(step, run[0].config, None, config_lib.TO_RESUME)
   about = dict(step=step, weights=args.weights)
   exported.save(path, run[0].config, getattr(state, args.weights), **about)
   print(f"weights of {run[0].stage(step)} in {path}")

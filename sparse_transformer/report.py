@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
   workdir = pathlib.Path(flags.FLAGS.workdir)
   experiment, checkpoints = open_run(workdir, cli.overrides())
   step = checkpoints.find(None)  # what it shows is of no other config
-  checkpoints.check(step, experiment.config, None, config_lib.FREE)
+  checkpoints.check(step, experiment.config, None, config_lib.TO_RESUME)
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   changes = config_lib.read_changes(workdir)
   about = checkpoints.describe(step)

@@ -11,7 +11,7 @@ import difflib
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 # What the backward pass recomputes, from the least to the most.
 REMATS = ("none", "attention", "block_but_attention", "block")
@@ -79,10 +79,38 @@ NAMES = items(
 )
 
 
-def field(default: Any, about: str, rule: Rule | None = None) -> Any:
-  """A field: its default, its meaning with unit, and the values allowed."""
-  metadata = dict(about=about, rule=rule or RULES[type(default)])
-  return dataclasses.field(default=default, metadata=metadata)
+# What another value of a field changes; `config` says when it may.
+Affects = Literal[
+  "nothing",  # how a run logs and keeps what it computes
+  "machine",  # nothing either, but other machines have other paths and devices
+  "start",  # no score of given weights, only how they come about: at first
+  "updates",  # the same, from any step on
+  "scores",  # updates, and what given weights score
+  "rounding",
+  "data",  # which data, if their symbols mean the same
+  "all",  # what the network is, and what it is trained on
+]
+
+
+def field(
+  default: Any, help: str, rule: Rule | None = None, *, affects: Affects
+) -> Any:
+  """A field of a config.
+
+  Args:
+    default: its value where nobody sets it.
+    help: its meaning with unit, for `--help` and docs/config.md.
+    rule: the values allowed; by default those of the default's type.
+    affects: what another value changes.
+  """
+  return dataclasses.field(
+    default=default,
+    metadata=dict(
+      help=help,
+      rule=rule or RULES[type(default)],
+      affects=affects,
+    ),
+  )
 
 
 class Group:
@@ -100,34 +128,59 @@ class Group:
 class Data(Group):
   """What is modelled, and where it is read."""
 
-  name: str = field("digits", "digits, cifar10, bytes: docs/data.md has all")
-  path: str = field("", "file or folder; empty: the data set's default place")
-  length: int = field(1024, "symbols of a sequence, unless images", SIZE)
-  documents: bool = field(False, "keeps files or records of text apart")
-  columns: int = field(128, "of text, embedded as (row, column)", SIZE)
+  name: str = field(
+    "digits", "digits, cifar10, bytes: docs/data.md has all", affects="data"
+  )
+  path: str = field(
+    "", "file or folder; empty: the data set's default place", affects="machine"
+  )
+  length: int = field(
+    1024, "symbols of a sequence, unless images", SIZE, affects="all"
+  )
+  documents: bool = field(
+    False, "keeps files or records of text apart", affects="all"
+  )
+  columns: int = field(
+    128, "of text, embedded as (row, column)", SIZE, affects="all"
+  )
   orders: tuple[str, ...] = field(
-    (), "of images: rotation, jigsaw, ...: docs/data.md", NAMES
+    (), "of images: rotation, jigsaw, ...: docs/data.md", NAMES, affects="all"
   )
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
     "train, validation, test, unless files or folders are named so",
     SHARES,
+    affects="data",
   )
   splits: str = field(
     "auto",
     "what tells the splits of a folder; auto: names, if they are clear",
     one_of("auto", "names", "fractions"),
+    affects="data",
   )
-  vocab_size: int = field(256, "number of different tokens", integer(2))
+  vocab_size: int = field(
+    256, "number of different tokens", integer(2), affects="all"
+  )
   rate: int = field(
-    12_000, "samples per second of audio", integer(1, 1_000_001)
+    12_000, "samples per second of audio", integer(1, 1_000_001), affects="all"
   )
-  symbols: int = field(16, "number of symbols of repeat", integer(2, 257))
-  period: int = field(256, "of repeat: positions from symbol to copy", SIZE)
-  noise: float = field(0.0, "probability that repeat draws a copy anew", SHARE)
-  pairs: int = field(16, "keys with a value, of recall", integer(1, 128))
+  symbols: int = field(
+    16, "number of symbols of repeat", integer(2, 257), affects="all"
+  )
+  period: int = field(
+    256, "of repeat: positions from symbol to copy", SIZE, affects="all"
+  )
+  noise: float = field(
+    0.0, "probability that repeat draws a copy anew", SHARE, affects="all"
+  )
+  pairs: int = field(
+    16, "keys with a value, of recall", integer(1, 128), affects="all"
+  )
   sizes: tuple[int, ...] = field(
-    (96_000, 2_000, 2_000), "train, validation, test of listops", SIZES
+    (96_000, 2_000, 2_000),
+    "train, validation, test of listops",
+    SIZES,
+    affects="all",
   )
 
 
@@ -136,31 +189,57 @@ class Model(Group):
   """The network."""
 
   task: str = field(
-    "generate", "predicts symbols, or a label", one_of("generate", "classify")
+    "generate",
+    "predicts symbols, or a label",
+    one_of("generate", "classify"),
+    affects="all",
   )
-  num_layers: int = field(8, "residual blocks", AMOUNT)
-  num_heads: int = field(4, "heads of a block; they share the width", AMOUNT)
-  key_heads: int = field(0, "of keys, values; 0: num_heads", integer(0, 10_001))
-  sinks: bool = field(False, "a learned logit per head, in each softmax")
+  num_layers: int = field(8, "residual blocks", AMOUNT, affects="all")
+  num_heads: int = field(
+    4, "heads of a block; they share the width", AMOUNT, affects="all"
+  )
+  key_heads: int = field(
+    0, "of keys, values; 0: num_heads", integer(0, 10_001), affects="all"
+  )
+  sinks: bool = field(
+    False, "a learned logit per head, in each softmax", affects="all"
+  )
   positions: str = field(
-    "learned", "embedded, or rotating q and k", one_of("learned", "rotary")
+    "learned",
+    "embedded, or rotating q and k",
+    one_of("learned", "rotary"),
+    affects="all",
   )
-  rotary_base: float = field(10_000.0, "base of rotary positions", POSITIVE)
-  width: int = field(256, "width of the residual stream", SIZE)
-  half_size: bool = field(False, "halves MLPs, and widths of queries and keys")
-  dropout: float = field(0.0, "rate, where residual branches end", FRACTION)
-  token_std: float = field(0.013, "deviation of token embeddings; images: 0.01")
-  position_std: float = field(0.007, "the same of position embeddings")
+  rotary_base: float = field(
+    10_000.0, "base of rotary positions", POSITIVE, affects="all"
+  )
+  width: int = field(256, "width of the residual stream", SIZE, affects="all")
+  half_size: bool = field(
+    False, "halves MLPs, and widths of queries and keys", affects="all"
+  )
+  dropout: float = field(
+    0.0, "rate, where residual branches end", FRACTION, affects="start"
+  )
+  token_std: float = field(
+    0.013, "deviation of token embeddings; images: 0.01", affects="start"
+  )
+  position_std: float = field(
+    0.007, "the same of position embeddings", affects="start"
+  )
   dtype: str = field(
     "float32",
     "of activations; weights, norms and the loss are in float32",
     one_of("float32", "bfloat16", "float16"),
+    affects="rounding",
   )
-  remat: str = field("block", "what is recomputed backward", one_of(*REMATS))
+  remat: str = field(
+    "block", "what is recomputed backward", one_of(*REMATS), affects="nothing"
+  )
   experts: int = field(
     0,
     "MLPs of a mixture in every second block; 0: none",
     Rule("0, or at least 2", lambda x: COUNT.accepts(x) and x != 1),
+    affects="all",
   )
 
 
@@ -172,15 +251,46 @@ class Attention(Group):
     "strided",
     "dense, local, strided, fixed, strided_target, a layout such as gemma3, or"
     " an expression over docs/patterns.md: Local(96) | Global(8)",
+    affects="scores",
   )
-  mode: str = field("interleaved", "of factors: interleaved, merged, heads")
-  cycle: tuple[int, ...] = field((), "order of factors; (): 0, 1, ...", CYCLE)
-  stride: int = field(128, "l, for strided; block size, for fixed", SIZE)
-  window: int = field(128, "keys of local and gpt3, the query included", SIZE)
-  width: int = field(32, "c, for fixed: summary columns of a block", SIZE)
-  num_summaries: int = field(1, "distinct summary columns across heads", SIZE)
-  backend: str = field("auto", "auto, dense, or the name of an executor")
-  check: bool = field(True, "with auto, compares kernels with XLA at first")
+  mode: str = field(
+    "interleaved",
+    "of factors: interleaved, merged, heads",
+    affects="scores",
+  )
+  cycle: tuple[int, ...] = field(
+    (), "order of factors; (): 0, 1, ...", CYCLE, affects="scores"
+  )
+  stride: int = field(
+    128,
+    "l, for strided; block size, for fixed",
+    SIZE,
+    affects="scores",
+  )
+  window: int = field(
+    128,
+    "keys of local and gpt3, the query included",
+    SIZE,
+    affects="scores",
+  )
+  width: int = field(
+    32,
+    "c, for fixed: summary columns of a block",
+    SIZE,
+    affects="scores",
+  )
+  num_summaries: int = field(
+    1,
+    "distinct summary columns across heads",
+    SIZE,
+    affects="scores",
+  )
+  backend: str = field(
+    "auto", "auto, dense, or the name of an executor", affects="machine"
+  )
+  check: bool = field(
+    True, "with auto, compares kernels with XLA at first", affects="nothing"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,20 +298,36 @@ class Optimizer(Group):
   """Updates: Child et al. 2019, section 6; betas as released."""
 
   name: str = field(
-    "adamw", "muon: for matrices of blocks", one_of("adamw", "muon")
+    "adamw",
+    "muon: for matrices of blocks",
+    one_of("adamw", "muon"),
+    affects="start",
   )
-  learning_rate: float = field(0.00035, "peak learning rate")
-  warmup_steps: int = field(5000, "linear warm-up, before the schedule")
+  learning_rate: float = field(0.00035, "peak learning rate", affects="updates")
+  warmup_steps: int = field(
+    5000, "linear warm-up, before the schedule", affects="updates"
+  )
   schedule: str = field(
     "cosine",
     "decay over all steps; wsd: linear, over the last fifth",
     one_of("constant", "linear", "cosine", "wsd"),
+    affects="updates",
   )
-  minimum: float = field(0.0, "end of the decay, as a share of the peak", SHARE)
-  beta1: float = field(0.9, "decay of the mean gradient", FRACTION)
-  beta2: float = field(0.999, "decay of the mean squared gradient", FRACTION)
-  weight_decay: float = field(0.01, "times the learning rate; of matrices only")
-  ema_decay: float = field(0.999, "of the weights that are evaluated", SHARE)
+  minimum: float = field(
+    0.0, "end of the decay, as a share of the peak", SHARE, affects="updates"
+  )
+  beta1: float = field(
+    0.9, "decay of the mean gradient", FRACTION, affects="updates"
+  )
+  beta2: float = field(
+    0.999, "decay of the mean squared gradient", FRACTION, affects="updates"
+  )
+  weight_decay: float = field(
+    0.01, "times the learning rate; of matrices only", affects="updates"
+  )
+  ema_decay: float = field(
+    0.999, "of the weights that are evaluated", SHARE, affects="updates"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,47 +335,79 @@ class Train(Group):
   """Steps and batches."""
 
   # JAX ignores the upper bits of larger seeds.
-  seed: int = field(0, "for weights, data order, dropout", integer(0, 2**32))
-  steps: int = field(100_000, "updates; 0: saves the initial weights")
-  batch_size: int = field(16, "sequences of an update, over all devices", SIZE)
+  seed: int = field(
+    0, "for weights, data order, dropout", integer(0, 2**32), affects="start"
+  )
+  steps: int = field(
+    100_000, "updates; 0: saves the initial weights", affects="updates"
+  )
+  batch_size: int = field(
+    16, "sequences of an update, over all devices", SIZE, affects="updates"
+  )
   init_from: str = field(
     "",
     "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best, a"
     " file of export or a released .npz; empty: random ones",
+    affects="start",
   )
   init_partial: bool = field(
-    False, "random weights where those of init_from do not fit"
+    False, "random weights where those of init_from do not fit", affects="start"
   )
-  accumulation: int = field(1, "micro-batches per update", SIZE)
-  log_every: int = field(50, "steps between lines of metrics")
+  accumulation: int = field(
+    1, "micro-batches per update", SIZE, affects="updates"
+  )
+  log_every: int = field(
+    50, "steps between lines of metrics", affects="nothing"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(Group):
   """Scores in training, and the batches of `eval.py`."""
 
-  every: int = field(2000, "steps between validations; 0: after the last")
-  batch_size: int = field(16, "sequences of a batch", SIZE)
-  sequences: int = field(256, "validation sequences during training; 0: all")
-  samples: int = field(0, "sequences to sample at each validation; 0: none")
+  every: int = field(
+    2000, "steps between validations; 0: after the last", affects="nothing"
+  )
+  batch_size: int = field(16, "sequences of a batch", SIZE, affects="nothing")
+  sequences: int = field(
+    256, "validation sequences during training; 0: all", affects="updates"
+  )
+  samples: int = field(
+    0, "sequences to sample at each validation; 0: none", affects="nothing"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(Group):
   """What is saved."""
 
-  every: int = field(2000, "steps between checkpoints; 0: after the last")
-  keep: int = field(2, "latest checkpoints to keep, besides the best", SIZE)
+  every: int = field(
+    2000, "steps between checkpoints; 0: after the last", affects="nothing"
+  )
+  keep: int = field(
+    2, "latest checkpoints to keep, besides the best", SIZE, affects="nothing"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh(Group):
   """The devices along each axis."""
 
-  data: int = field(-1, "devices that split the batch", DEVICES)
-  fsdp: int = field(1, "devices that split batch, weights, optimizer", DEVICES)
-  sequence: int = field(1, "devices that split positions", DEVICES)
-  tensor: int = field(1, "devices that split heads and MLPs", DEVICES)
+  data: int = field(
+    -1, "devices that split the batch", DEVICES, affects="machine"
+  )
+  fsdp: int = field(
+    1,
+    "devices that split batch, weights, optimizer",
+    DEVICES,
+    affects="machine",
+  )
+  sequence: int = field(
+    1, "devices that split positions", DEVICES, affects="machine"
+  )
+  tensor: int = field(
+    1, "devices that split heads and MLPs", DEVICES, affects="machine"
+  )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,9 +498,14 @@ def flatten(config: Any) -> dict[str, Any]:
   }
 
 
+def affects(name: str) -> Affects:
+  """What a field, "group.name", affects."""
+  return FIELDS[name].metadata["affects"]
+
+
 def table() -> list[tuple[str, str, str, str]]:
   """(name, default, meaning, values allowed) of all fields, as text."""
   return [
-    (name, repr(x.default), x.metadata["about"], x.metadata["rule"].text)
+    (name, repr(x.default), x.metadata["help"], x.metadata["rule"].text)
     for name, x in FIELDS.items()
   ]

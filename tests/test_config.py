@@ -136,27 +136,28 @@ def another(name, value):
   return next(x for x in range(value + 1, value + 4) if rule.accepts(x))
 
 
-def test_fields_may_change_by_what_they_affect(tmp_path):
-  config_lib.write_config(tmp_path, runs.tiny())
+TINY = schema.typed(runs.tiny())
+RESUMED = config_lib.TO_RESUME
+
+
+def test_fields_may_change_by_what_they_affect():
   for name, value in schema.flatten(runs.tiny()).items():
     changed = schema.typed(runs.tiny(**{name: another(name, value)}))
-    of = config_lib.affects(name)
-    if of == "nothing":
-      assert [*config_lib.check_config(tmp_path, changed)] == [name]
+    assert [*config_lib.compare(TINY, changed)] == [name]
+    of = schema.affects(name)
+    if of in ("nothing", "machine"):
+      assert [*config_lib.compare(TINY, changed, RESUMED)] == [name]
       continue
-    can = "--allow_changes, " if of in config_lib.CHANGEABLE else ""
-    hint = f"another config: {name} .*; use {can}another --workdir"
+    can = "--allow_changes, " if of in ("updates", "scores") else ""
+    hint = f"^run is .* config: {name} .*; use {can}another --workdir"
     with pytest.raises(ValueError, match=hint):
-      config_lib.check_config(tmp_path, changed)
-  found = config_lib.read_config(tmp_path)
-  assert found.to_dict() == runs.tiny().to_dict()
+      config_lib.compare(TINY, changed, RESUMED, "run")
 
 
-def test_error_lists_all_fields_that_differ_with_both_values(tmp_path):
-  config_lib.write_config(tmp_path, runs.tiny())
+def test_error_lists_all_fields_that_differ_with_both_values():
   fractions = (0.5, 0.25, 0.25)
   other = runs.tiny(**{"model.width": 32, "data.fractions": fractions})
   with pytest.raises(ValueError, match="use another --workdir") as error:
-    config_lib.check_config(tmp_path, other)
+    config_lib.compare(TINY, schema.typed(other), RESUMED)
   assert "now), model.width (16 there, 32 now)" in str(error.value)
   assert "data.fractions ((0.9, 0.05, 0.05) there" in str(error.value)

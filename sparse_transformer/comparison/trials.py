@@ -62,7 +62,9 @@ def _job(trial, remark, script, words):
 
 def _last(trial: Trial) -> str | None:
   """What the last line of a run's metrics is about; None if it has none."""
-  config_lib.check_config(trial.workdir, trial.config, free=())
+  if (trial.workdir / "config.json").exists():
+    before = config_lib.read_config(trial.workdir)
+    config_lib.compare(before, trial.config, (), trial.workdir)
   path = trial.workdir / "metrics.jsonl"
   lines = metrics.read(trial.workdir) if path.exists() else []
   return lines[-1]["split"] if lines else None

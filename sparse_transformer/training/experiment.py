@@ -210,11 +210,11 @@ def restore(
     ValueError: the checkpoint is from another network, or on other data.
   """
   config, source, digest = experiment.config, experiment.source, None
-  step, free = checkpoints.find(step), config_lib.FREE_IN_EVALUATION
+  step, allowed = checkpoints.find(step), config_lib.TO_READ
   if with_data and checkpoints.has_other_data(step, config):
-    free = {*free, "data"}
+    allowed = config_lib.TO_READ_OTHER_DATA
   elif with_data:
     digest = source.digest()
-  checkpoints.check(step, config, digest, free)  # names fields, not arrays
+  checkpoints.check(step, config, digest, allowed)  # names fields, not arrays
   checkpoints.check_symbols(step, source)
   return checkpoints.restore(experiment.like, step)

@@ -55,7 +55,7 @@ class Options:
       process before its last step. The learning rate then follows the clock, so
       that a resumed run is not the same bit for bit.
     allow_changes: whether the run may resume with other values of fields that
-      affect what is in `config.CHANGEABLE`. It is then not the run that these
+      affect what is in `config.TO_CHANGE`. It is then not the run that these
       values give from the start.
     on_metrics: see `metrics.Writer`.
     profile: consecutive steps, counted from 1, see `Profile`.
@@ -259,18 +259,23 @@ def _changes(config, workdir, checkpoints, saved, options):
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
-  free = config_lib.CHANGEABLE if options.allow_changes else config_lib.FREE
-  written, changes = config_lib.check_config(workdir, config, free), {}
+  allowed = config_lib.TO_RESUME
+  if options.allow_changes:
+    allowed = config_lib.TO_CHANGE
+  written, changes = {}, {}
+  if (workdir / "config.json").exists():
+    before = config_lib.read_config(workdir)
+    written = config_lib.compare(before, config, allowed, workdir)
   if saved is not None:  # config.json may be edited, or of a lost checkpoint
     data = checkpoints.about["data"]
-    changes = checkpoints.check(saved, config, data, free)
+    changes = checkpoints.check(saved, config, data, allowed)
   step = saved or 0
   if config.train.steps < step:
     raise ValueError(
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
-  is_free = lambda name: config_lib.affects(name) in config_lib.FREE
+  is_free = lambda name: schema.affects(name) in config_lib.TO_RESUME
   if not (names := [x for x in written | changes if not is_free(x)]):
     return changes
   if config.train.steps == step:

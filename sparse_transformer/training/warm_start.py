@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, schema
 from sparse_transformer.data import files
 from sparse_transformer.training.checkpoints import exported, released, store
 from sparse_transformer.training.distributed import processes
@@ -69,19 +69,17 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
 
 def _changed(before, experiment):
   """Settings by which weights mean something else, and those of patterns."""
-  free = {"all", *config_lib.AFFECTS}
-  changes = config_lib.check_changes("", before, experiment.config, free)
+  changes = config_lib.compare(before, experiment.config)
   learned = any(x.is_learned for x in experiment.model.contents)
   changed: list[str] = []
   attention: list[str] = []
   for name, (there, here) in changes.items():
     line = f"{name}={here} here, but {there} there"
-    is_of_model = (
-      name.startswith("model.") and config_lib.affects(name) == "all"
-    )
+    affected = schema.affects(name)
+    is_of_model = name.startswith("model.") and affected == "all"
     if is_of_model or (name == "attention.pattern" and learned):
       changed.append(line)  # a pattern: as the reach of a span
-    elif config_lib.affects(name) == "updates and scores":
+    elif affected == "scores":
       attention.append(line)
   return changed, attention
 

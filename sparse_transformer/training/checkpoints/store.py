@@ -32,7 +32,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from sparse_transformer import atomic, config as config_lib, machine, version
+from sparse_transformer import (
+  atomic,
+  config as config_lib,
+  machine,
+  schema,
+  version,
+)
 from sparse_transformer.data import Source, files
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.step import State
@@ -144,7 +150,7 @@ class Checkpoints:
     step: int,
     config: config_lib.Config,
     data: Mapping[str, Any] | None,
-    free: Collection[str] = config_lib.FREE,
+    allowed: config_lib.Allowed = config_lib.TO_RESUME,
   ) -> config_lib.Changes:
     """Checks that a checkpoint is from a run with a config, on some data.
 
@@ -157,7 +163,7 @@ class Checkpoints:
       self.verify(step)
       raise ValueError(f"{place} does not say which run it belongs to")
     before = config_lib.from_json(saved["config"], f"the config in {place}")
-    changes = config_lib.check_changes(place, before, config, free)
+    changes = config_lib.compare(before, config, allowed, place)
     if None not in (data, saved["data"]) and data != saved["data"]:
       raise ValueError(
         f"{place} is from a run on other data ({saved['data']}) than the"
@@ -166,13 +172,13 @@ class Checkpoints:
     return changes
 
   def config(self, step: int) -> config_lib.Config:
-    """The config that made a checkpoint, with `FREE` fields of config.json.
+    """The config that made a checkpoint; config.json has what affects nothing.
 
     Raises ValueError if that file is of another run, OSError if it is missing.
     """
-    now, free = config_lib.read_config(self.workdir), config_lib.FREE
-    changes = self.check(step, now, None, config_lib.CHANGEABLE).items()
-    made = lambda field: config_lib.affects(field) not in free
+    now = config_lib.read_config(self.workdir)
+    changes = self.check(step, now, None, config_lib.TO_CHANGE).items()
+    made = lambda field: schema.affects(field) not in config_lib.TO_RESUME
     return now.replace(**{x: old for x, (old, _) in changes if made(x)})
 
   def has_other_data(self, step: int, config: config_lib.Config) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sparse_transformer import atomic, config as config_lib, data
+from sparse_transformer import atomic, config as config_lib, data, schema
 from sparse_transformer.figures import curves, style
 from sparse_transformer.signals import Stopped
 from sparse_transformer.training.checkpoints.store import Checkpoints
@@ -159,9 +159,9 @@ def _details(source, split, tally):
 
 def _overrides(experiment, checkpoints, step):
   """The settings by which a score is not the checkpoint's own."""
-  config, affects = experiment.config, config_lib.affects
-  changes = checkpoints.check(step, config, None, config_lib.AFFECTS)
-  scored = [x for x in changes if affects(x) not in config_lib.UNSCORED]
+  config, allowed = experiment.config, config_lib.TO_READ_OTHER_DATA
+  changes = checkpoints.check(step, config, None, allowed)
+  scored = [x for x in changes if schema.affects(x) not in config_lib.UNSCORED]
   found = {x: changes[x][1] for x in scored}
   found["model.dtype"] = config.model.dtype
   if config.model.dtype == "float32":  # which scores are in by default

@@ -29,46 +29,50 @@ def main(argv: Sequence[str]) -> None:
   contexts = _contexts(args.min_context)
   from sparse_transformer.signals import Signals
   from sparse_transformer.training import kernel_check
-  from sparse_transformer.training.checkpoints.store import Checkpoints
+  from sparse_transformer.training.checkpoints.store import Saved
   from sparse_transformer.training.evaluation import evaluations
-  from sparse_transformer.training.experiment import open_run, restore
+  from sparse_transformer.training.experiment import open_run
 
-  steps = _steps(Checkpoints(args.workdir), args.step)
-  given = cli.overrides(exact=True)
-  opened = [open_run(args.workdir, given, x) for x in steps]
-  runs = {run[0].config: run for run in opened}  # each is compiled once
+  steps = _steps(Saved(args.workdir), args.step)
+  overrides = cli.overrides(exact=True)
+  runs = [open_run(args.workdir, overrides, x) for x in steps]
+  experiments = {run.experiment.config: run.experiment for run in runs}
   order = tuple(args.order)
   requests = [
     evaluations.Request(args.split, x, args.weights, args.examples, order)
     for x in contexts
   ]
-  for experiment, _ in runs.values():  # finds errors before the work starts
+  for experiment in experiments.values():  # finds errors before the work starts
     kernel_check.avoid_wrong(experiment)
     for request in requests:
       request.windows(experiment.source)
   unsaved = None
   with Signals() as signals:
-    for step, (experiment, _) in zip(steps, opened, strict=True):
-      run = runs[experiment.config]
-      state = restore(*run, step, with_data=True)
+    for run in runs:
+      # Equal ones are compiled once.
+      shared = experiments[run.experiment.config]
+      run = dataclasses.replace(run, experiment=shared)
+      state = run.restore(with_data=True)
       for request in requests:
-        command = version.command(step=step, min_context=request.min_context)
+        command = version.command(
+          step=run.step, min_context=request.min_context
+        )
         named = dataclasses.replace(request, command=command)
-        result = evaluations.evaluate(*run, state, named, signals.check)
+        result = evaluations.evaluate(run, state, named, signals.check)
         print(json.dumps(result), flush=True)
         unsaved = unsaved or result.get("unsaved")
         if result.get("complete", True):
-          line = evaluations.sentence(result, run[0])
+          line = evaluations.sentence(result, run.experiment)
           print(line, file=sys.stderr, flush=True)
         signals.check()
   if unsaved:
     raise OSError(f"what is printed could not be written: {unsaved}")
 
 
-def _steps(checkpoints, words):
-  if words == ["all"] and (saved := checkpoints.steps()):
-    return saved
-  return [*dict.fromkeys(checkpoints.find(x) for x in words or [None])]
+def _steps(saved, words):
+  if words == ["all"] and (steps := saved.steps()):
+    return steps
+  return [*dict.fromkeys(saved.find(x) for x in words or [None])]
 
 
 def _contexts(words):

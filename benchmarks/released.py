@@ -19,7 +19,7 @@ from benchmarks import record
 from sparse_transformer import cli, model as model_lib
 from sparse_transformer.model import transformer
 from sparse_transformer.training import metrics
-from sparse_transformer.training.experiment import open_run, restore
+from sparse_transformer.training.experiment import open_run
 from sparse_transformer.training.explanation import costs
 
 BATCH = 2
@@ -27,8 +27,8 @@ BATCH = 2
 
 def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
-  experiment, checkpoints = open_run(args.workdir, {"model.dtype": "float32"})
-  params = restore(experiment, checkpoints).ema
+  run = open_run(args.workdir, {"model.dtype": "float32"})
+  experiment, params = run.experiment, run.restore().ema
   rows = experiment.source.examples("test")
   starts = range(0, args.examples, BATCH)
   batches = [np.stack([rows[i + j] for j in range(BATCH)]) for i in starts]
@@ -40,9 +40,9 @@ def main(argv: Sequence[str]) -> None:
   plain = transformer.sharding.split_stream
   rounded = lambda x: plain(x.astype("float16").astype("float32"))
   with mock.patch.object(transformer.sharding, "split_stream", rounded):
-    half = open_run(args.workdir, {"model.dtype": "float16"})[0]
+    half = open_run(args.workdir, {"model.dtype": "float16"}).experiment
     error = mean(half.losses, batches[0]) - nats[0]
-  large = open_run(args.converted)[0].model
+  large = open_run(args.converted).experiment.model
   flops = costs.flops_per_token(experiment.model)["total"] / 3  # forward
   content = record.about("python -m benchmarks.released", sys.argv[1:]) | dict(
     parameters=model_lib.count_parameters(experiment.model),

@@ -62,12 +62,12 @@ def _write(experiment, workdir, has_config_file):
   config, model, file = experiment.config, experiment.model, None
   state, start = warm_start.first_state(experiment)
   assert start  # what is in the file
-  about = store.about(config, experiment.source, has_data=False)
+  provenance = store.provenance(config, experiment.source, has_data=False)
   with (
-    store.Checkpoints(workdir, keep=1, about=about) as checkpoints,
+    store.Saver(workdir, keep=1, provenance=provenance) as saver,
     metrics.Writer(workdir, -1) as writer,
   ):
-    checkpoints.save(state, start.get("bits"))
+    saver.save(state, start.get("bits"))
     writer.note(0, "start", **start)
   picture = workdir / "patterns.png"
   masks.save_patterns(picture, model.patterns, model.shape, model.length)

@@ -64,25 +64,29 @@ def _draw_heads(args):
   import jax
 
   from sparse_transformer.training import kernel_check
-  from sparse_transformer.training.experiment import open_run, restore
+  from sparse_transformer.training.experiment import open_run
   from sparse_transformer.training.explanation import head_statistics
 
   run = open_run(args.workdir, cli.overrides(exact=True), args.step)
-  kernel_check.avoid_wrong(run[0])
-  model, examples = run[0].model, run[0].source.examples("test")
+  experiment = kernel_check.avoid_wrong(run.experiment)
+  model = experiment.model
+  examples = experiment.source.examples("test")
   if args.example >= len(examples):
     raise ValueError(
       f"--example={args.example} must be less than {len(examples)}, the number"
       " of examples in the test split"
     )
-  state = restore(*run, args.step, with_data=True)
+  state = run.restore(with_data=True)
   tokens = examples[args.example]  # without padding, label and size
   tokens = tokens[: tokens[-1]] if model.classifies else tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  step = int(state.step)
-  about = dict(step=step, example=args.example, temperature=args.temperature)
-  about["command"] = version.command(step=step)
-  with jax.set_mesh(run[0].mesh):  # which kernels need on several devices
+  about = dict(
+    step=run.step,
+    example=args.example,
+    temperature=args.temperature,
+    command=version.command(step=run.step),
+  )
+  with jax.set_mesh(experiment.mesh):  # which kernels need on several devices
     report = head_statistics.draw(model, state.ema, tokens, folder, about)
   _print(args, report, head_statistics.render(report), folder)
 

@@ -20,16 +20,20 @@ def main(argv: Sequence[str]) -> None:
   if args.out is None:
     raise ValueError("--out is missing; see --help")
   from sparse_transformer.training.checkpoints import exported
-  from sparse_transformer.training.experiment import open_run, restore
+  from sparse_transformer.training.experiment import open_run
 
   path = exported.check_path(args.out)
   run = open_run(args.workdir, cli.overrides(), args.step)
-  state = restore(*run, args.step)
-  step = int(state.step)
-  run[1].check(step, run[0].config, None, config_lib.TO_RESUME)
-  about = dict(step=step, weights=args.weights)
-  exported.save(path, run[0].config, getattr(state, args.weights), **about)
-  print(f"weights of {run[0].stage(step)} in {path}")
+  run.changes(config_lib.TO_RESUME)
+  state = run.restore()
+  exported.save(
+    path,
+    run.experiment.config,
+    getattr(state, args.weights),
+    step=run.step,
+    weights=args.weights,
+  )
+  print(f"weights of {run.experiment.stage(run.step)} in {path}")
 
 
 if __name__ == "__main__":

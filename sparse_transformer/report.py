@@ -44,12 +44,12 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.experiment import open_run
 
   workdir = pathlib.Path(flags.FLAGS.workdir)
-  experiment, checkpoints = open_run(workdir, cli.overrides())
-  step = checkpoints.find(None)  # what it shows is of no other config
-  checkpoints.check(step, experiment.config, None, config_lib.TO_RESUME)
+  run = open_run(workdir, cli.overrides())
+  run.changes(config_lib.TO_RESUME)  # what it shows is of no other config
+  experiment, step = run.experiment, run.step
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   changes = config_lib.read_changes(workdir)
-  about = checkpoints.describe(step)
+  about = run.saved.describe(step)
   sections = {
     "Run": _summary(experiment, step, about, lines, changes),
     "Changes": _changes(changes),

@@ -32,17 +32,18 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.signals import Signals
   from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import samples
-  from sparse_transformer.training.experiment import open_run, restore
+  from sparse_transformer.training.experiment import open_run
 
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
-  run = experiment, _ = open_run(args.workdir, cli.overrides(), args.step)
+  run = open_run(args.workdir, cli.overrides(), args.step)
+  experiment = run.experiment
   kernel_check.avoid_wrong(experiment)  # which a prompt may run
   source, orders = experiment.source, experiment.source.orders
   labels = orders.labels(args.order)
   length = args.length or source.length
   decoder = samples.decoder(experiment, args.cache, labels, length)
   prompts = _prompts(source, length, labels)
-  state = restore(*run, args.step, with_data=args.given > 0)
+  state = run.restore(with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
@@ -50,16 +51,20 @@ def main(argv: Sequence[str]) -> None:
     tokens, seconds = sampling.sample(
       *inputs, seed=args.seed, check_stop=signals.check
     )
-  step = int(state.step)
-  about = dict(step=step, command=version.command(step=step))
-  paths = samples.save(folder, source, orders.restore(tokens, labels), **about)
+  paths = samples.save(
+    folder,
+    source,
+    orders.restore(tokens, labels),
+    step=run.step,
+    command=version.command(step=run.step),
+  )
   if paths[0].suffix in samples.TEXTS:
     print(samples.read_text(paths[0]), end="\n\n")
   speed = (tokens.size - prompts.size) / (seconds or 1)  # 0 if all is given
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} sample{'s' * (args.num > 1)} of"
-    f" {experiment.stage(step)} in {paths[0]}{more};"
+    f" {experiment.stage(run.step)} in {paths[0]}{more};"
     f" {speed:,.0f} symbols per second"
   )
 

@@ -16,7 +16,7 @@ from configs import lra_image
 from sparse_transformer import model, patterns
 from sparse_transformer.training import metrics
 from sparse_transformer.training.evaluation import evaluations
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 from sparse_transformer.training.explanation import head_statistics
 from sparse_transformer.training.loop import train
 from sparse_transformer.training.step import mean_loss, position_losses
@@ -121,8 +121,8 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   workdir, config = run
   source = Experiment(config).source
   opened = open_run(workdir)
-  state, request = restore(*opened), evaluations.Request("validation")
-  result, params = evaluations.evaluate(*opened, state, request), state.ema
+  state, request = opened.restore(), evaluations.Request("validation")
+  result, params = evaluations.evaluate(opened, state, request), state.ema
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))
   assert result["accuracy"] == (logits_BC.argmax(1) == examples[:, -2]).mean()
@@ -134,7 +134,7 @@ def test_resumed_run_is_the_same(run, tmp_path):
   shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
   train(config, tmp_path / "run")
   assert runs.without_speed(tmp_path / "run") == runs.without_speed(workdir)
-  states = (restore(*open_run(x)) for x in (workdir, tmp_path / "run"))
+  states = (open_run(x).restore() for x in (workdir, tmp_path / "run"))
   jax.tree.map(np.testing.assert_array_equal, *states)
 
 

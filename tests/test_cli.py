@@ -21,7 +21,7 @@ from sparse_transformer import (
 )
 from sparse_transformer.model import sampling
 from sparse_transformer.training.evaluation import evaluations, samples
-from sparse_transformer.training.experiment import open_run, restore
+from sparse_transformer.training.experiment import open_run
 from sparse_transformer.training.loop import train
 
 # The commands, and the flag that names what they are about.
@@ -321,9 +321,10 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
 
   async def cell():  # runs within the kernel's event loop
     train(config_lib.read_config(workdir), workdir)  # resumes
-    run = experiment, _ = open_run(workdir)
-    state = restore(*run)
-    result, params = evaluations.evaluate(*run, state), state.ema
+    run = open_run(workdir)
+    experiment = run.experiment
+    state = run.restore()
+    result, params = evaluations.evaluate(run, state), state.ema
     decoder = sampling.Cached(experiment.model)
     prompts = samples.no_prompts(experiment.source, 2)
     drawn = decoder, params, sampling.Sampler(), prompts, 64

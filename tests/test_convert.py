@@ -18,7 +18,7 @@ from sparse_transformer.model import block, transformer
 from sparse_transformer.patterns import Local, Strided
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.checkpoints import exported, released
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 
 GOLDEN = runs.REPO.parent / "shared" / "released"
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs golden files")
@@ -69,9 +69,9 @@ def run_of(name, folder, *words, change=len, **fields):
 def differences(workdir, found):
   """The largest ones of logits and of losses, in float32."""
   run = open_run(workdir, {"model.dtype": "float32"})
-  params, tokens_BL = restore(*run).ema, found["tokens"]
-  logits_BLV = jax.jit(run[0].apply)(params, tokens_BL)
-  losses_BL = run[0].losses(params, tokens_BL)
+  params, tokens_BL = run.restore().ema, found["tokens"]
+  logits_BLV = jax.jit(run.experiment.apply)(params, tokens_BL)
+  losses_BL = run.experiment.losses(params, tokens_BL)
   errors = logits_BLV[:, found["positions"]] - found["logits"]
   return abs(errors).max(), abs(losses_BL - found["losses"]).max()
 
@@ -95,15 +95,16 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   orders = ("rotation", "colors", "transposition", "jigsaw")[:number]
   workdir, found = run_of(name, tmp_path, **{"data.orders": orders})
   run = open_run(workdir, {"model.dtype": "float32"})
-  params, arrange = restore(*run).ema, run[0].source.orders.arrange
-  apply = jax.jit(run[0].apply)
+  params, arrange = run.restore().ema, run.experiment.source.orders.arrange
+  apply = jax.jit(run.experiment.apply)
   for case in sorted({x.partition("/")[0] for x in found} & {"aug1", "aug2"}):
     of = lambda x, case=case: found[f"{case}/{x}"]
     rows_BM = np.stack([*map(arrange, found["tokens"], of("labels"))])
     np.testing.assert_array_equal(rows_BM[:, :3072], of("tokens"))
     logits_BLV = apply(params, rows_BM)[:, found["positions"]]
     assert abs(logits_BLV - of("logits")).max() < CLOSE
-    assert abs(run[0].losses(params, rows_BM) - of("losses")).max() < CLOSE
+    losses_BL = run.experiment.losses(params, rows_BM)
+    assert abs(losses_BL - of("losses")).max() < CLOSE
   labels = [*zip(orders, found["aug1/labels"][0], strict=True)]
   words = ",".join(f"{x}={label}" for x, label in labels)
   words = f"--order={words}", "--examples=1"
@@ -111,7 +112,7 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   expected = found["aug1/losses"][0].mean() / np.log(2)
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
   # Embeddings in the order of the sequence, of a network with this start only.
-  plain = Experiment(run[0].config.replace(**{"data.orders": ()}))
+  plain = Experiment(run.experiment.config.replace(**{"data.orders": ()}))
   params |= dict(start=sum(params["start"][x][label] for x, label in labels))
   losses_1L = plain.losses(params, found["aug1-fixed/tokens"][:1])
   assert abs(losses_1L - found["aug1-fixed/losses"][:1]).max() < CLOSE
@@ -186,7 +187,7 @@ def test_averages_alone_are_read_and_are_where_they_belong(
 ):
   workdir, arrays = converted
   average = lambda name: arrays[f"model/{name}/Ema/ema:0"]
-  state, same = restore(*open_run(workdir)), np.testing.assert_array_equal
+  state, same = open_run(workdir).restore(), np.testing.assert_array_equal
   jax.tree.map(same, state.params, state.ema)
   blocks = state.ema["blocks"]
   for i in range(4):
@@ -233,11 +234,11 @@ def test_convert_needs_no_data(tmp_path, capfd):
   assert out == (
     f"starts from {path}\nto evaluate: python eval.py '--workdir={run}'\n"
   )
-  found, expected = restore(*open_run(run)), exported.load(path)
+  found, expected = open_run(run).restore(), exported.load(path)
   assert int(found.step) == 0
   for params in found.params, found.ema:
     jax.tree.map(np.testing.assert_array_equal, params, expected.params)
-  assert open_run(run)[1].describe(0)["data"] is None
+  assert open_run(run).saved.describe(0)["data"] is None
   assert (run / "patterns.png").exists()
   sample, workdir = "sparse_transformer/sample.py", f"--workdir={run}"
   assert runs.command(sample, workdir, "--num=2") == 0
@@ -251,9 +252,9 @@ def test_convert_needs_no_data(tmp_path, capfd):
   assert bits["tokens"] == len(moved.read_bytes()) // 4
   # Weights on unknown data are trained on any that fit.
   changes = {"data.path": str(moved), "train.steps": 2}
-  config = open_run(run)[0].config.replace(**changes)
+  config = open_run(run).experiment.config.replace(**changes)
   loop.train(config, run, allow_changes=True)
-  assert open_run(run)[1].describe(2)["data"]["symbols"] == 760
+  assert open_run(run).saved.describe(2)["data"]["symbols"] == 760
 
 
 def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
@@ -272,7 +273,7 @@ def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
   path = made_of(runs.text(text), tmp_path)
   words = f"--config.data.path={text}", "--config.attention.pattern=dense"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
-  config = open_run(run)[0].config
+  config = open_run(run).experiment.config
   assert (config.data.length, config.data.path) == (32, str(text))
   assert config.attention.pattern == "dense"
   line = capfd.readouterr().out.splitlines()[0]
@@ -293,7 +294,7 @@ def test_config_file_is_kept_with_the_run(tmp_path, capfd):
   words = f"--config={file}", "--config.eval.batch_size=4"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
   assert (run / "config.py").read_bytes() == file.read_bytes()
-  config = open_run(run)[0].config
+  config = open_run(run).experiment.config
   assert (config.attention.stride, config.eval.batch_size) == (2, 4)
   assert "attention.stride=2 here, but 4 there" in capfd.readouterr().out
 
@@ -315,7 +316,7 @@ def test_converted_run_is_like_any(converted, tmp_path, capfd):
   assert "in_training" not in same
   changes = {"train.init_from": str(workdir), "train.steps": 10}
   changes |= {"optimizer.warmup_steps": 1, "train.log_every": 1}
-  loop.train(open_run(workdir)[0].config.replace(**changes), tuned)
+  loop.train(open_run(workdir).experiment.config.replace(**changes), tuned)
   nats = [x["nats"] for x in metrics.read(tuned) if x["split"] == "train"]
   assert len(nats) == 10 and nats[-1] < nats[0]
 
@@ -337,7 +338,7 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   }
   inputs = np.zeros((4, *shape), np.uint8), command.PRESETS[depth]
   run = convert(tmp_path, arrays, *inputs, **{"model.num_layers": 2})
-  network = open_run(run)[0].model
+  network = open_run(run).experiment.model
   assert network.num_heads == settings["n_head"]
   kinds = dict(b=Local(96), bT=Strided(96))
   cycle = settings["attention_layers"].split(",")

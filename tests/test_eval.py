@@ -20,7 +20,7 @@ from sparse_transformer.training import loop
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations, scoring
 from sparse_transformer.training.evaluation.evaluations import Request, evaluate
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +87,12 @@ def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
     return np.ones(tokens_BL.shape)
 
   run = open_run(workdir)
-  monkeypatch.setitem(vars(run[0]), "losses", losses)
-  state = restore(*run)
-  evaluate(*run, state)
+  monkeypatch.setitem(vars(run.experiment), "losses", losses)
+  state = run.restore()
+  evaluate(run, state)
   assert {*seen} == {"highest"}
   with jax.default_matmul_precision("tensorfloat32"):  # the user's choice
-    evaluate(*run, state)
+    evaluate(run, state)
   assert seen[-1] == "tensorfloat32"
 
 
@@ -106,7 +106,7 @@ def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
     crc = {"about/metadata": store.files.crc32(about)}
     files.write_text(json.dumps(json.loads(files.read_text()) | crc))
     best = 2 if bits == 3.5 else 4  # NaN does not count as a score
-    assert step == 4 or store.Checkpoints(folder).find("best") == best
+    assert step == 4 or store.Saved(folder).find("best") == best
   assert [x["step"] for x in scores(capfd, folder, "--step=best")] == [2]
   words = "sparse_transformer/sample.py", f"--workdir={folder}", "--num=1"
   assert runs.command(*words, "--step=best") == 0
@@ -282,7 +282,7 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
   runs.untrained(tmp_path, config, with_random_params)
   run = open_run(tmp_path)
-  result = evaluate(*run, restore(*run), Request(weights="params"))
+  result = evaluate(run, run.restore(), Request(weights="params"))
   assert len(set(result["by_channel"])) == 3
   mean = np.mean(result["by_channel"])
   assert result["bits_per_dim"] == pytest.approx(mean, rel=1e-6)

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from sparse_transformer import config as config_lib, schema
 from sparse_transformer.training import metrics
 from sparse_transformer.training.checkpoints import exported
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 
 SCRIPT = "sparse_transformer/export.py"
 # With all kinds of parameters; each period of the layers has a rest.
@@ -134,7 +134,7 @@ def test_file_says_what_it_holds(trained, tmp_path, capsys):
   assert metadata["unit"] == "bits/dim"
   symbols = dict(size=17, symbols="levels", separator=None, classes=[])
   assert json.loads(metadata["vocabulary"]) == symbols
-  expected = restore(*open_run(run)).params
+  expected = open_run(run).restore().params
   same = jax.tree.map(np.array_equal, exported.load(path).params, expected)
   assert all(jax.tree.leaves(same))
   assert {x.name for x in tmp_path.iterdir()} == {path.name, "run"}
@@ -146,9 +146,9 @@ def test_run_starts_from_a_file(trained, tmp_path):
   start = {"train.steps": 0, "train.init_from": str(path), "train.seed": 1}
   line = runs.DIGITS, *runs.flags_of(**start), f"--workdir={new}"
   assert runs.command("train.py", *line) == 0
-  expected = restore(*open_run(trained)).ema
+  expected = open_run(trained).restore().ema
   for name in "params", "ema":
-    found = getattr(restore(*open_run(new), 0), name)
+    found = getattr(open_run(new, step=0).restore(), name)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
@@ -189,7 +189,7 @@ def test_file_names_no_path_of_the_machine(tmp_path):
 def test_damaged_file_is_rejected(damage, trained, tmp_path):
   path = tmp_path / "x.safetensors"
   run = open_run(trained)
-  exported.save(path, run[0].config, restore(*run).ema)
+  exported.save(path, run.experiment.config, run.restore().ema)
   content = path.read_bytes()
   header = content[:8] + b"?" + content[9:]
   kinds = dict(header=header, cut=content[:-9], empty=b"", words=b"words")
@@ -202,7 +202,7 @@ def test_file_that_was_saved_again_is_read_with_a_line(
   trained, tmp_path, capfd
 ):
   path, run = tmp_path / "x.safetensors", open_run(trained)
-  exported.save(path, run[0].config, params := restore(*run).ema)
+  exported.save(path, run.experiment.config, params := run.restore().ema)
   resave(path, keep_crc=True)
   exported.load(path)
   assert capfd.readouterr().err == ""
@@ -221,7 +221,7 @@ def test_file_that_was_saved_again_is_read_with_a_line(
 
 def test_flipped_bit_is_noticed(trained, tmp_path, capfd):
   path, run = tmp_path / "flipped.safetensors", open_run(trained)
-  exported.save(path, run[0].config, restore(*run).ema)
+  exported.save(path, run.experiment.config, run.restore().ema)
   content = bytearray(path.read_bytes())
   content[-len(content) // 2] ^= 1
   path.write_bytes(content)
@@ -238,7 +238,7 @@ def test_flipped_bit_is_noticed(trained, tmp_path, capfd):
 )
 def test_array_of_another_kind_is_rejected(change, words, trained, tmp_path):
   path, run = tmp_path / "x.safetensors", open_run(trained)
-  exported.save(path, run[0].config, restore(*run).ema)
+  exported.save(path, run.experiment.config, run.restore().ema)
   resave(path, lambda x, _: x.update({"norm.bias": change(x["norm.bias"])}))
   with pytest.raises(ValueError, match=words):
     exported.load(path)
@@ -260,7 +260,7 @@ def test_metadata_that_no_run_writes_are_rejected(
   field, change, trained, tmp_path
 ):
   path, run = tmp_path / "x.safetensors", open_run(trained)
-  exported.save(path, run[0].config, restore(*run).ema)
+  exported.save(path, run.experiment.config, run.restore().ema)
 
   def edit(arrays, metadata):
     old = metadata.pop(field)

@@ -19,23 +19,23 @@ def score(argv: Sequence[str]) -> None:
   from sparse_transformer.signals import Signals
   from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import evaluations
-  from sparse_transformer.training.experiment import open_run, restore
+  from sparse_transformer.training.experiment import open_run
 
   words = *sys.argv[1:3], "--split=validation"  # --config and --workdir
   sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
   given = {"model.dtype": "float32"}
-  run = experiment, _ = open_run(flags.FLAGS.workdir, given, "best")
+  run = open_run(flags.FLAGS.workdir, given, "best")
   registry.AVOIDED.clear()  # which was about another dtype
-  kernel_check.avoid_wrong(experiment)
+  kernel_check.avoid_wrong(run.experiment)
   with Signals() as signals:
-    state = restore(*run, "best", with_data=True)
-    command = version.command(step=int(state.step), min_context=0)
+    state = run.restore(with_data=True)
+    command = version.command(step=run.step, min_context=0)
     request = evaluations.Request("validation", command=command)
-    result = evaluations.evaluate(*run, state, request, signals.check)
+    result = evaluations.evaluate(run, state, request, signals.check)
     signals.check()
   if "unsaved" in result:
     raise OSError(f"the score cannot be written: {result['unsaved']}")
-  print(evaluations.sentence(result, experiment))
+  print(evaluations.sentence(result, run.experiment))
 
 
 if __name__ == "__main__":

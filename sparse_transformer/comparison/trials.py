@@ -11,7 +11,7 @@ from sparse_transformer.comparison import jobs, record, run
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import metrics
-from sparse_transformer.training.checkpoints.store import Checkpoints
+from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import TIMES
@@ -75,7 +75,7 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
   found = []
   about = dict(split=split, min_context=0, weights="ema", dtype="float32")
   with contextlib.suppress(FileNotFoundError):  # they may be gone by now
-    about["step"] = Checkpoints(trial.workdir).find("best")
+    about["step"] = Saved(trial.workdir).find("best")
   for path in sorted((trial.workdir / "evaluations").glob("*.json")):
     with contextlib.suppress(ValueError, TypeError, KeyError):  # damaged
       result = atomic.read_json(path)
@@ -96,7 +96,7 @@ def collected(trial: Trial) -> record.Run:
   lines, experiment = metrics.read(trial.workdir), Experiment(trial.config)
   steps, curve = lines[-1]["step"], record.curve(lines)
   validation: Any = evaluation(trial, "validation")
-  saved = Checkpoints(trial.workdir).describe(validation["step"])
+  saved = Saved(trial.workdir).describe(validation["step"])
   return dict(
     choice=trial.choice,
     seed=trial.seed,

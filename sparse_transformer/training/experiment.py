@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from sparse_transformer.attention import registry
 from sparse_transformer.data import files
 from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
-from sparse_transformer.training.checkpoints.store import Checkpoints
+from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.explanation import costs
@@ -169,52 +170,99 @@ class Experiment:
     return NamedSharding(self.mesh, PartitionSpec(sharding.SEQUENCES))
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A saved step of a run, from `open_run`.
+
+  Attributes:
+    saved: the checkpoints of the run.
+    step: the one that is read.
+    config: what made it; a field that affects nothing is as config.json has it.
+    experiment: of this config, under overrides.
+  """
+
+  saved: Saved
+  step: int
+  config: schema.Config
+  experiment: Experiment
+
+  @property
+  def workdir(self) -> pathlib.Path:
+    """The folder of the run, absolute."""
+    return self.saved.workdir
+
+  @property
+  def has_other_data(self) -> bool:
+    """Whether overrides name other data than the run's."""
+    own = self.config.data
+    used = self.experiment.config.data
+    return (own.name, own.path) != (used.name, used.path)
+
+  def changes(self, allowed: config_lib.Allowed) -> config_lib.Changes:
+    """What overrides change; ValueError if it affects what is not allowed."""
+    place = f"checkpoint {self.saved.path(self.step)}"
+    config = self.experiment.config
+    return config_lib.compare(self.config, config, allowed, place)
+
+  def restore(self, with_data: bool = False) -> step_lib.State:
+    """The state at the step.
+
+    Symbols and classes must be the run's. With `with_data`, so must be the
+    data, unless overrides name others.
+
+    Raises:
+      FileNotFoundError: the checkpoint has just been deleted.
+      ValueError: it is damaged, from another network, or on other data.
+    """
+    source = self.experiment.source
+    if with_data and self.has_other_data:
+      self.changes(config_lib.TO_READ_OTHER_DATA)
+    else:
+      self.changes(config_lib.TO_READ)  # names fields, not arrays
+    if with_data and not self.has_other_data:
+      self.saved.check_data(self.step, source.digest())
+    self.saved.check_symbols(self.step, source)
+    return self.saved.restore(self.experiment.like, self.step)
+
+
 def open_run(
   workdir: str | os.PathLike,
   overrides: Mapping[str, Any] | None = None,
   step: int | str | None = None,
-) -> tuple[Experiment, Checkpoints]:
-  """The experiment that made a step of a run, under overrides; its checkpoints.
+) -> Run:
+  """Opens a run at a step, see `Saved.find`.
 
-  A run may have changed since. Raises what `find`, `verify` and `config` of
-  `Checkpoints` do.
+  A run may have changed since that step: the experiment is the one that made
+  it, under overrides.
+
+  Raises:
+    FileNotFoundError: it has no config, or no such step.
+    ValueError: the checkpoint is damaged, or config.json is of another run.
   """
-  checkpoints = Checkpoints(workdir)
-  step = checkpoints.find(step)
-  checkpoints.verify(step)
-  config = checkpoints.config(step)
-  written = config_lib.read_config(workdir)
-  edited = config_lib.overrides(config, written)
-  if edited and step == checkpoints.find(None):
+  saved = Saved(workdir)
+  step = saved.find(step)
+  saved.verify(step)
+  made = saved.config(step)
+  changes = config_lib.compare(
+    before=made,
+    after=config_lib.read_config(workdir),
+    allowed=config_lib.TO_CHANGE,
+    place=f"checkpoint {saved.path(step)}",
+  )
+
+  free = {}
+  edited = []
+  for name, (_, value) in changes.items():
+    if schema.affects(name) in config_lib.TO_RESUME:
+      free[name] = value
+    else:
+      edited.append(f"--config.{name}={value}")
+  if edited and step == saved.find():
     files.tell(
       f"warning: step {step:,} of {workdir} was trained with another config"
       f" than config.json now has, and is used with its own, not with"
       f" {' '.join(edited)}"
     )
-  return Experiment(config.replace(**overrides or {})), checkpoints
-
-
-def restore(
-  experiment: Experiment,
-  checkpoints: Checkpoints,
-  step: int | str | None = None,
-  with_data: bool = False,
-) -> step_lib.State:
-  """The state at a step; None for the last, "best" by validation in training.
-
-  Symbols and classes must be the run's. With `with_data`, so must be the data,
-  unless the config names others.
-
-  Raises:
-    FileNotFoundError: no checkpoint exists, or it has just been deleted.
-    ValueError: the checkpoint is from another network, or on other data.
-  """
-  config, source, digest = experiment.config, experiment.source, None
-  step, allowed = checkpoints.find(step), config_lib.TO_READ
-  if with_data and checkpoints.has_other_data(step, config):
-    allowed = config_lib.TO_READ_OTHER_DATA
-  elif with_data:
-    digest = source.digest()
-  checkpoints.check(step, config, digest, allowed)  # names fields, not arrays
-  checkpoints.check_symbols(step, source)
-  return checkpoints.restore(experiment.like, step)
+  config = made.replace(**free)
+  experiment = Experiment(config.replace(**overrides or {}))
+  return Run(saved=saved, step=step, config=config, experiment=experiment)

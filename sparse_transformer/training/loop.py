@@ -73,7 +73,7 @@ class _Run:
   experiment: Experiment
   options: Options
   stops: processes.Stops
-  checkpoints: store.Checkpoints
+  saver: store.Saver
   writer: metrics.Writer
 
 
@@ -101,26 +101,24 @@ def train(
     processes.together(lambda: check(experiment))
     with (
       workdir_lib.hold(workdir),
-      _checkpoints(experiment, workdir) as checkpoints,
+      _saver(experiment, workdir) as saver,
     ):
       # What can be refused is refused before anything is compiled.
-      saved = processes.decide(checkpoints.last_intact)
+      saved = processes.decide(saver.last_intact)
       if saved is not None:
-        checkpoints.check_step(saved)
+        saver.saved.check_step(saved)
       changes = processes.decide(
-        lambda: _changes(
-          experiment.config, workdir, checkpoints, saved, options
-        )
+        lambda: _changes(experiment.config, saver, saved, options)
       )
       if saved is not None:
-        checkpoints.check_network(saved, experiment.like)
+        saver.saved.check_network(saved, experiment.like)
       elif experiment.config.train.init_from:
         warm_start.first_state(experiment)
       step, last = saved or 0, -1 if saved is None else saved
       _compile(experiment, workdir, options.limit, step)
       start = None
       if saved is not None:
-        state = checkpoints.restore(experiment.like, saved)
+        state = saver.saved.restore(experiment.like, saved)
       else:
         state, start = warm_start.first_state(experiment)
       write = lambda: _write(experiment, workdir, step, changes, options)
@@ -130,7 +128,7 @@ def train(
         if start:
           writer.note(step, "start", **start)
           writer.say(announcements.origin(start))
-        run = _Run(experiment, options, stops, checkpoints, writer)
+        run = _Run(experiment, options, stops, saver, writer)
         state = _steps(run, state, (start or {}).get("bits"))
   if stops.reason:
     raise signals.Stopped(
@@ -162,7 +160,7 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
     if _lacks_validation(run, first, is_last, lines):
       with watch.paused():
         bits = _validate(run, state, watch)
-        run.checkpoints.save(state, bits)  # they are added to the saved step
+        run.saver.save(state, bits)  # they are added to the saved step
     for step in range(first, first if is_last else config.train.steps):
       run.stops.check()
       profile.before(step + 1, state)
@@ -185,13 +183,13 @@ def _steps(run: _Run, state: State, bits: float | None) -> State:
           if validates:
             bits = _validate(run, state, watch)
           if saves:
-            run.checkpoints.save(state, bits)
+            run.saver.save(state, bits)
       if is_last:
         break
   monitor.flush()
   with watch.paused():
-    run.checkpoints.save(state, bits)  # unless it is saved
-    run.checkpoints.finish()
+    run.saver.save(state, bits)  # unless it is saved
+    run.saver.finish()
   # This process may have resumed after the last step, and trained nothing.
   peaks = machine.peak_memory(), *(x.get("peak_bytes", 0) for x in lines)
   split = "stopped" if run.stops.reason else "end"
@@ -207,9 +205,14 @@ def _lacks_validation(run, step, is_last, lines):
   if not is_due or step <= max(validated, default=0):
     return False
   # A changed run would score it differently than the one that made it.
-  parts = lambda config: (config.attention, config.eval)
-  made = run.checkpoints.config
-  return processes.decide(lambda: parts(made(step)) == parts(config))
+  saved = run.saver.saved
+  changes = processes.decide(
+    lambda: config_lib.compare(saved.config(step), config)
+  )
+  return not any(
+    schema.affects(name) == "scores" or name == "eval.sequences"
+    for name in changes
+  )
 
 
 def _is_due(step, every, is_last):
@@ -241,21 +244,22 @@ def _compile(experiment, workdir, limit, step):
   processes.decide(lambda: print(f"compiled in {took:.1f} s", flush=True))
 
 
-def _checkpoints(experiment, workdir):
-  """The checkpoints of a run; raises if processes train different ones."""
+def _saver(experiment, workdir):
+  """What saves a run; raises if processes train different ones."""
   config, source = experiment.config, experiment.source
-  about = processes.together(lambda: store.about(config, source))
+  provenance = processes.together(lambda: store.provenance(config, source))
   fields = schema.flatten(config)
   fields.pop("data.path")  # each host may have its own copy
-  data = {f"data ({name})": value for name, value in about["data"].items()}
+  data = {f"data ({name})": value for name, value in provenance["data"].items()}
   avoided = {f"whether kernels ({x}) passed": False for x in registry.AVOIDED}
-  processes.check_same(fields | data | about["versions"] | avoided)
+  processes.check_same(fields | data | provenance["versions"] | avoided)
   keep = config.checkpoint.keep
-  return store.Checkpoints(workdir, keep=keep, about=about)
+  return store.Saver(workdir, keep=keep, provenance=provenance)
 
 
-def _changes(config, workdir, checkpoints, saved, options):
+def _changes(config, saver, last, options):
   """The settings that a run changes at its last checkpoint, if it has one."""
+  saved, workdir = saver.saved, saver.saved.workdir
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
@@ -266,10 +270,11 @@ def _changes(config, workdir, checkpoints, saved, options):
   if (workdir / "config.json").exists():
     before = config_lib.read_config(workdir)
     written = config_lib.compare(before, config, allowed, workdir)
-  if saved is not None:  # config.json may be edited, or of a lost checkpoint
-    data = checkpoints.about["data"]
-    changes = checkpoints.check(saved, config, data, allowed)
-  step = saved or 0
+  if last is not None:  # config.json may be edited, or of a lost checkpoint
+    place = f"checkpoint {saved.path(last)}"
+    changes = config_lib.compare(saved.config(last), config, allowed, place)
+    saved.check_data(last, saver.provenance["data"])
+  step = last or 0
   if config.train.steps < step:
     raise ValueError(
       f"train.steps={config.train.steps} must be at least {step}, the step"

@@ -48,10 +48,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   else:
     run, step = _open(text)
     found = run.weights(step, experiment.mesh)
-    other = processes.decide(lambda: run.describe(step))
-    place = f"the config in {text}"
-    config = config_lib.from_json(other.get("config", {}), place)
-    there = {x: other[x] for x in ("symbols", "classes") if x in other}
+    config, other = run.config(step), run.describe(step)
+    there = {x: other[x] for x in ("symbols", "classes")}
     about = dict(run=str(run.workdir), run_step=step)
   changed, attention = _changed(config, experiment)
   for name, value in there.items():
@@ -84,7 +82,7 @@ def _changed(before, experiment):
   return changed, attention
 
 
-def _open(text: str) -> tuple[store.Checkpoints, int]:
+def _open(text: str) -> tuple[store.Saved, int]:
   name, _, asked = text.rpartition(":")
   if not name or files.from_config(text).is_dir():
     name, asked = text, ""  # whose name may have a colon
@@ -93,7 +91,7 @@ def _open(text: str) -> tuple[store.Checkpoints, int]:
       f"train.init_from={text} must be a run, or a file {exported.SUFFIX} or"
       " .npz"
     )
-  run = store.Checkpoints(files.from_config(name))
+  run = store.Saved(files.from_config(name))
   try:
     return run, processes.decide(lambda: run.find(asked or None))
   except (FileNotFoundError, ValueError) as error:

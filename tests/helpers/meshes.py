@@ -106,10 +106,9 @@ def check_restored(all_runs, states, steps):
     other = all_runs[(i + 1) % len(all_runs)]
     expected = [x.tobytes() for x in arrays(state)]
     with tempfile.TemporaryDirectory() as folder:
-      with store.Checkpoints(folder, keep=1) as checkpoints:
-        checkpoints.save(state)
-      with store.Checkpoints(folder, keep=1) as checkpoints:
-        found = checkpoints.restore(other.like)
+      with store.Saver(folder, keep=1) as saver:
+        saver.save(state)
+      found = store.Saved(folder).restore(other.like)
       assert [x.tobytes() for x in arrays(found)] == expected
       like = jax.tree.leaves(other.like)
       for x, y in zip(jax.tree.leaves(found), like, strict=True):

@@ -78,9 +78,9 @@ def untrained(
   """Makes a run at its changed start, with what commands on a run read."""
   experiment = Experiment(config)
   config_lib.write_config(workdir, config)
-  about = store.about(config, experiment.source)
-  with store.Checkpoints(workdir, keep=1, about=about) as checkpoints:
-    checkpoints.save(change(jax.jit(experiment.init)()))
+  provenance = store.provenance(config, experiment.source)
+  with store.Saver(workdir, keep=1, provenance=provenance) as saver:
+    saver.save(change(jax.jit(experiment.init)()))
   return workdir
 
 

@@ -12,7 +12,7 @@ from helpers import runs
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import announcements, loop, metrics, warm_start
 from sparse_transformer.training.checkpoints import exported, store
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 
 arrays = runs.arrays
 pytestmark = pytest.mark.usefixtures("shared_experiments")
@@ -43,9 +43,9 @@ def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
   config = runs.tiny(**start | {"attention.pattern": "local"})
   state, about = warm_start.first_state(Experiment(config))
-  checkpoints, step = store.Checkpoints(trained), 2 if ending else 4
-  step = checkpoints.find("best") if ending == ":best" else step
-  other = checkpoints.restore(Experiment(runs.tiny()).like, step)
+  saved, step = store.Saved(trained), 2 if ending else 4
+  step = saved.find("best") if ending == ":best" else step
+  other = saved.restore(Experiment(runs.tiny()).like, step)
   assert arrays(state.params) == arrays(state.ema) == arrays(other.ema)
   first = Experiment(config).first_state()
   assert arrays(state.opt_state) == arrays(first.opt_state)
@@ -80,7 +80,7 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert about["random"] == ["logits.kernel", "token.embedding"]
   assert about["unused"] == []
   random = Experiment(config).first_state().params
-  other = restore(*open_run(trained)).ema
+  other = open_run(trained).restore().ema
   for name in ("logits", "token"):
     assert arrays(state.params[name]) == arrays(random[name])
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
@@ -164,7 +164,7 @@ def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 4
   # The steps that follow are those of the new settings, and no others.
-  expected = restore(*open_run(trained))
+  expected = open_run(trained).restore()
   expected = advance(Experiment(config), expected, range(4, 8))
   assert arrays(state) == arrays(expected)
   loop.train(config, workdir)  # without the flag: nothing changes any more
@@ -253,7 +253,7 @@ def test_config_that_was_edited_is_told_where_its_run_is_read(
   assert not capsys.readouterr().err
   path = workdir / "config.json"
   path.write_text(path.read_text().replace('"strided"', '"dense"'))
-  assert open_run(workdir)[0].config.attention.pattern == "strided"
+  assert open_run(workdir).experiment.config.attention.pattern == "strided"
   line = "used with its own, not with --config.attention.pattern=dense"
   assert line in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 from helpers import runs
 
-from sparse_transformer import config as config_lib, data, schema, signals
+from sparse_transformer import config as config_lib, data, signals
 from sparse_transformer.training import (
   loop,
   metrics,
@@ -32,7 +32,7 @@ from sparse_transformer.training import (
   workdir as workdir_lib,
 )
 from sparse_transformer.training.checkpoints import store
-from sparse_transformer.training.experiment import Experiment, open_run, restore
+from sparse_transformer.training.experiment import Experiment, open_run
 
 SETTINGS = {
   **{"model.dropout": 0.2, "train.accumulation": 2, "train.steps": 24},
@@ -75,7 +75,7 @@ def of_split(workdir, split):
 
 
 def last_state(workdir):
-  return runs.arrays(restore(*open_run(workdir)))
+  return runs.arrays(open_run(workdir).restore())
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def test_signal_saves_and_the_run_resumes_exactly(
   assert process.returncode == 130, output
   last = output.strip().splitlines()[-1]
   stopped = f"train.py: stopped: {signal.Signals(number).name}"
-  steps = store.Checkpoints(workdir).steps()
+  steps = store.Saved(workdir).steps()
   assert f"{stopped} at step {steps[-1]}, which is saved" in last
   assert_resumes_exactly(workdir, whole)
 
@@ -291,7 +291,7 @@ def test_bad_batch_stops_the_run_which_resumes_exactly_without_it(
   assert "nats is nan at step 5" in text
   examples = data.batches(range(1397), 8, 0)[4].tolist()
   assert ", ".join(map(str, examples)) in text
-  assert store.Checkpoints(tmp_path).steps()[-1] == 3
+  assert store.Saved(tmp_path).steps()[-1] == 3
   patch.undo()
   assert_resumes_exactly(tmp_path, whole)
 
@@ -358,7 +358,7 @@ def test_full_disk_stops_the_run_and_keeps_the_last_checkpoint(
     loop.train(runs.tiny(**SETTINGS), workdir)
   line = ".*(RESOURCE_EXHAUSTED|No space left).*"
   assert re.fullmatch(line, str(error.value))
-  assert store.Checkpoints(workdir).steps()[-1] == 21
+  assert store.Saved(workdir).steps()[-1] == 21
   (small_disk / "filler").unlink()
   assert_resumes_exactly(workdir, whole)
   del error
@@ -405,10 +405,9 @@ def test_same_data_in_other_splits_are_an_error(tmp_path):
     (folder / name / "1").write_bytes(text)
   config = runs.text(folder, **{"train.steps": 0})
   loop.train(config, workdir)
-  checkpoints = store.Checkpoints(workdir)
   digest = Experiment(config).source.digest()
   assert digest["splits"] == [180, 80, 80]
-  checkpoints.check(0, schema.typed(config), digest)
+  store.Saved(workdir).check_data(0, digest)
   (folder / "train" / "1").replace(folder / "val" / "-")
   with pytest.raises(ValueError, match=r"\[180, 80, 80\].*\[90, 170, 80\]"):
     loop.train(config, workdir)

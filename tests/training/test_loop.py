@@ -158,12 +158,12 @@ def test_checkpoint_gets_the_validation_that_a_signal_interrupted(
     patch.setattr(machine, "peak_memory", lambda: 10**15)
     with pytest.raises(signals.Stopped, match="SIGTERM at step 4"):
       loop.train(runs.tiny(), tmp_path)
-  saved = store.Checkpoints(tmp_path)
+  saved = store.Saved(tmp_path)
   assert saved.describe(4)["validation"] is None
   changed = shutil.copytree(tmp_path, tmp_path.with_suffix(".changed"))
   more = {"attention.pattern": "dense", "train.steps": 6, "eval.every": 4}
   loop.train(runs.tiny(**more), changed, allow_changes=True)
-  assert store.Checkpoints(changed).describe(4)["validation"] is None
+  assert store.Saved(changed).describe(4)["validation"] is None
   loop.train(runs.tiny(), tmp_path)
   *_, validation, end = metrics.read(tmp_path)
   loop.train(runs.tiny(), tmp_path)  # and again

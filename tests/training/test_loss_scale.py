@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import runs
 
-from sparse_transformer.training.checkpoints.store import Checkpoints
+from sparse_transformer.training.checkpoints.store import Saver
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.metrics import Monitor
 from sparse_transformer.training.step import LossScale
@@ -159,16 +159,16 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   for i in range(30, 33):
     state, _ = update()(state, tokens(i))
   skipped = int(state.loss_scale.skipped)
-  with Checkpoints(tmp_path, keep=9) as checkpoints:
-    checkpoints.save(state)
+  with Saver(tmp_path, keep=9) as saver:
+    saver.save(state)
     plain = dataclasses.replace(state, step=state.step + 1, loss_scale=None)
-    checkpoints.save(plain)
+    saver.save(plain)
   # Without a sharding, as `state`.
   like, first = experiment().like, int(state.step)
-  other = jax.device_get(checkpoints.restore(like, first))
+  other = jax.device_get(saver.saved.restore(like, first))
   # Evaluation may be in another dtype.
-  assert same(checkpoints.restore(like, first + 1), plain)
-  in_float32 = checkpoints.restore(
+  assert same(saver.saved.restore(like, first + 1), plain)
+  in_float32 = saver.saved.restore(
     experiment(**{"model.dtype": "float32"}).like, first
   )
   assert in_float32.loss_scale is None and same(in_float32.ema, state.ema)

@@ -73,7 +73,7 @@ def train_both(workdir, kill=(0, 0), victim=1, changes=TINY):
 
 def last_arrays(workdir):
   experiment = Experiment(runs.tiny(**LARGER | ONE))
-  return runs.arrays(store.Checkpoints(workdir).restore(experiment.like))
+  return runs.arrays(store.Saved(workdir).restore(experiment.like))
 
 
 def assert_alike(workdir, other):
@@ -92,7 +92,7 @@ def test_two_processes_stop_together_and_one_resumes(
   stopped = train_both(two, (signal.SIGTERM, 2), changes=changes)
   (first, said), (second, also) = stopped
   assert (first, second) == (STOPPED, STOPPED), (said, also)
-  step = store.Checkpoints(two).steps()[-1]
+  step = store.Saved(two).steps()[-1]
   assert 2 <= step <= 3  # the signal is known one step later
   line = (
     f"train.py: stopped: SIGTERM at step {step}, which is saved; run the same"
@@ -155,7 +155,7 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
   status, _ = zip(*stop, strict=True)
   assert status == (STOPPED, STOPPED)
   # Damage of the last checkpoint is seen by both.
-  last = two / "checkpoints" / str(store.Checkpoints(two).steps()[-1])
+  last = two / "checkpoints" / str(store.Saved(two).steps()[-1])
   files = json.loads((last / "files.json").read_text())
   largest = max((last / name for name in files), key=os.path.getsize)
   largest.write_bytes(largest.read_bytes()[:-1] + b"?")

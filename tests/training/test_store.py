@@ -45,24 +45,24 @@ def at(state, step):
 
 
 def save(workdir, state, *steps, keep=9):
-  with store.Checkpoints(workdir, keep=keep) as checkpoints:
+  with store.Saver(workdir, keep=keep) as saver:
     for step in steps:
-      checkpoints.save(at(state, step))
+      saver.save(at(state, step))
 
 
 def restore(workdir, state, step=None):
-  return store.Checkpoints(workdir).restore(jax.eval_shape(lambda: state), step)
+  return store.Saved(workdir).restore(jax.eval_shape(lambda: state), step)
 
 
 def restore_last(workdir, state):
   like = jax.eval_shape(lambda: state)
-  with store.Checkpoints(workdir, keep=9) as checkpoints:
-    checkpoints.check_network(checkpoints.last_intact(), like)
-    return checkpoints.restore(like)
+  with store.Saver(workdir, keep=9) as saver:
+    saver.saved.check_network(saver.last_intact(), like)
+    return saver.saved.restore(like)
 
 
 def steps(workdir):
-  return store.Checkpoints(workdir).steps()
+  return store.Saved(workdir).steps()
 
 
 def names(workdir):
@@ -104,13 +104,13 @@ def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
   resumed = (4, None), (5, 1.5)
   for part in ((1, 3.0), (2, 1.0), (3, 2.0)), resumed:
-    with store.Checkpoints(tmp_path, keep=2) as checkpoints:
+    with store.Saver(tmp_path, keep=2) as saver:
       for step, bits in part:
-        checkpoints.save(at(state, step), bits)
+        saver.save(at(state, step), bits)
   assert names(tmp_path) == ["2", "4", "5"]
-  assert checkpoints.find("best") == 2
-  with store.Checkpoints(tmp_path, keep=1) as checkpoints:
-    checkpoints.save(at(state, 6), 0.5)
+  assert saver.saved.find("best") == 2
+  with store.Saver(tmp_path, keep=1) as saver:
+    saver.save(at(state, 6), 0.5)
   assert names(tmp_path) == ["6"]
 
 
@@ -130,14 +130,14 @@ def test_training_goes_on_while_a_checkpoint_is_written(
   state = jax.tree.map(jnp.copy, state)
   state = dataclasses.replace(state, params=jnp.arange(2.0**22))
   expected = jax.tree.map(np.array, state)
-  with store.Checkpoints(tmp_path, keep=9) as checkpoints:
-    checkpoints.save(state)
+  with store.Saver(tmp_path, keep=9) as saver:
+    saver.save(state)
     for _ in range(4):
       state = jax.block_until_ready(step(state))
-    assert checkpoints.steps() == []  # it gets its name with its list
+    assert saver.saved.steps() == []  # it gets its name with its list
     later.set()
-    checkpoints.finish()
-    assert checkpoints.steps() == [4]
+    saver.finish()
+    assert saver.saved.steps() == [4]
   assert_same(restore(tmp_path, expected), expected)
 
 
@@ -238,7 +238,7 @@ def test_checkpoint_that_is_lost_or_damaged_after_it_was_verified(
         if what == "state":
           restore(tmp_path, state)
         else:
-          store.Checkpoints(tmp_path).weights(4, mesh)
+          store.Saved(tmp_path).weights(4, mesh)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -247,7 +247,7 @@ def test_checkpoint_of_another_step_is_an_error(read, tmp_path, state):
   save(tmp_path, state, 4)
   folder = tmp_path / "checkpoints"
   (folder / "4").rename(folder / "7")
-  like, saved = jax.eval_shape(lambda: state), store.Checkpoints(tmp_path)
+  like, saved = jax.eval_shape(lambda: state), store.Saved(tmp_path)
   call = dict(
     check_step=lambda: saved.check_step(7),
     restore=lambda: saved.restore(like),
@@ -260,14 +260,14 @@ def test_checkpoint_of_another_step_is_an_error(read, tmp_path, state):
 def test_what_describes_a_checkpoint_is_not_read_if_it_is_damaged(
   tmp_path, state
 ):
-  with store.Checkpoints(tmp_path, keep=9) as checkpoints:
-    checkpoints.save(at(state, 4), 2.0)
-    checkpoints.save(at(state, 8), 3.0)
-  assert checkpoints.describe(8)["validation"] == 3.0
+  with store.Saver(tmp_path, keep=9) as saver:
+    saver.save(at(state, 4), 2.0)
+    saver.save(at(state, 8), 3.0)
+  assert saver.saved.describe(8)["validation"] == 3.0
   path = tmp_path / "checkpoints" / "8" / "about" / "metadata"
   path.write_bytes(path.read_bytes().replace(b"3.0", b"1.0"))
-  assert checkpoints.describe(8) == {}
-  assert checkpoints.find("best") == 4
+  assert saver.saved.describe(8) == {}
+  assert saver.saved.find("best") == 4
 
 
 def test_state_of_another_network_is_an_error(tmp_path, state):
@@ -296,10 +296,10 @@ def test_checkpoint_of_older_code_is_read_and_counts(tmp_path, state):
   listed = {str(x.relative_to(folder)): files.crc32(x) for x in paths}
   (folder / "files.json").write_text(json.dumps(listed))
   assert_same(restore_last(tmp_path, state), state)
-  with store.Checkpoints(tmp_path, keep=1) as checkpoints:
-    checkpoints.save(at(state, 6), 3.0)
-    checkpoints.save(at(state, 8), 2.0)
-  assert steps(tmp_path) == [4, 8] and checkpoints.find("best") == 4
+  with store.Saver(tmp_path, keep=1) as saver:
+    saver.save(at(state, 6), 3.0)
+    saver.save(at(state, 8), 2.0)
+  assert steps(tmp_path) == [4, 8] and saver.saved.find("best") == 4
 
 
 # Damage.
@@ -353,17 +353,17 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
 
 def test_checkpoint_that_cannot_be_opened_is_not_set_aside(tmp_path, state):
   save(tmp_path, state, 4)
-  before, checkpoints = runs.files(tmp_path), store.Checkpoints(tmp_path)
+  before, saved = runs.files(tmp_path), store.Saved(tmp_path)
   path = tmp_path / "checkpoints" / "4"
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   try:  # those that are open stay so
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    for read in (checkpoints.steps, lambda: store._damage(path)):
+    for read in (saved.steps, lambda: store._damage(path)):
       with pytest.raises(OSError, match="Too many open files"):
         read()
   finally:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-  assert runs.files(tmp_path) == before and checkpoints.steps() == [4]
+  assert runs.files(tmp_path) == before and saved.steps() == [4]
 
 
 def test_complete_checkpoint_that_orbax_cannot_read_is_kept(

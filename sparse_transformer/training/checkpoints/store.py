@@ -25,32 +25,28 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
-from sparse_transformer import (
-  atomic,
-  config as config_lib,
-  machine,
-  schema,
-  version,
-)
+from sparse_transformer import atomic, config as config_lib, machine, version
 from sparse_transformer.data import Source, files
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
 from sparse_transformer.training.step import State
 
-STATE, ABOUT, FILES = "state", "about/metadata", "files.json"
-# How a file is lost: any other error may pass, and the file be intact.
-LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
+STATE = "state"
+ABOUT = "about/metadata"
+FILES = "files.json"
 VALIDATION = "validation.json"
 TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
+# How a file is lost: any other error may pass, and the file be intact.
+LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 
 
-def about(
+def provenance(
   config: config_lib.Config, source: Source, has_data: bool = True
 ) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, data, versions, command.
@@ -71,242 +67,135 @@ def about(
   )
 
 
-class Checkpoints:
-  """The checkpoints of a workdir; a context manager. Saves in the background.
+class Saved:
+  """The checkpoints of a run, to read.
 
   Args:
     workdir: the folder that contains `checkpoints/`; absolute as an attribute.
-    keep: how many of the latest ones to keep, besides the one with the lowest
-      validation loss; None for read-only.
-    about: the description of the run, from `about`; an attribute.
   """
 
-  def __init__(
-    self,
-    workdir: str | os.PathLike,
-    *,
-    keep: int | None = None,
-    about: dict[str, Any] | None = None,
-  ):
+  def __init__(self, workdir: str | os.PathLike):
     self.workdir = pathlib.Path(workdir).absolute()
-    self._folder = self.workdir / "checkpoints"
-    self._keep, self.about = keep or 0, about or {}
-    self._manager: ocp.CheckpointManager | None = None  # from the first save on
-    self._saving: int | None = None  # a step
-    if keep is not None:
-      self._attempt(self._prepare)
+    self.folder = self.workdir / "checkpoints"
 
-  def __enter__(self) -> "Checkpoints":
-    return self
-
-  def __exit__(self, kind: type | None, *_: object) -> None:
-    if kind is None:
-      self.finish()
-    if self._manager:
-      with contextlib.suppress(Exception):  # the first error is the one raised
-        self._manager.close()
+  def path(self, step: int) -> pathlib.Path:
+    """The folder of a checkpoint, which may not exist."""
+    return self.folder / str(step)
 
   def steps(self) -> list[int]:
     """The steps of the finished checkpoints in ascending order."""
-    names = os.listdir(self._folder) if self._folder.is_dir() else []
-    steps = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
-    paths = {x: self._path(x) for x in steps}  # some may be deleted
-    has = lambda path: (path / STATE).exists() or (path / FILES).exists()
-    return [step for step, path in paths.items() if has(path)]
+    names = os.listdir(self.folder) if self.folder.is_dir() else []
+    numbers = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
 
-  def find(self, step: int | str | None) -> int:
-    """A saved step: None finds the last, "best" the lowest validation loss.
+    def is_finished(step):
+      path = self.path(step)  # which a run may just have deleted
+      return (path / STATE).exists() or (path / FILES).exists()
 
-    Any other text is that of a number. Raises FileNotFoundError if no step is
-    saved, or not that one.
+    return [step for step in numbers if is_finished(step)]
+
+  def find(self, step: int | str | None = None) -> int:
+    """Finds a saved step.
+
+    Args:
+      step: a number, also as text; "best" for the lowest validation loss; None
+        for the last.
+
+    Raises FileNotFoundError if no step is saved, or not that one.
     """
     steps = self.steps()
     if step is None and steps:
       return steps[-1]
-    if step == "best" and (bits := self._bits()):
+    if step == "best" and (bits := self.validations()):
       return min(bits, key=bits.__getitem__)
     if str(step) in map(str, steps):
       return int(step)  # type: ignore[arg-type]  # not None
+
     wanted = "" if step is None else f" of step {step}"
     if step == "best":
       wanted = " that was validated"
     raise FileNotFoundError(
-      f"no checkpoint{wanted} in {self._folder}; saved steps:"
+      f"no checkpoint{wanted} in {self.folder}; saved steps:"
       f" {', '.join(map(str, steps)) or 'none'}"
     )
 
+  def validations(self) -> dict[int, float]:
+    """The finite validation losses by step, in bits per dim."""
+    bits = {}
+    for step in self.steps():
+      loss = self.describe(step).get("validation")
+      if isinstance(loss, float | int) and math.isfinite(loss):
+        bits[step] = loss
+    return bits
+
   def describe(self, step: int) -> dict[str, Any]:
-    """The `about` of a checkpoint, without what is damaged."""
-    path, found = self._path(step), dict[str, Any]()
+    """The `provenance` and `validation` of a step, without what is damaged."""
+    path = self.path(step)
+    description: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
       if not _differing(path, {ABOUT}):
-        found |= atomic.read_json(path / ABOUT, dict)
+        description |= atomic.read_json(path / ABOUT, dict)
     with contextlib.suppress(OSError, ValueError):
-      found |= atomic.read_json(path / VALIDATION, dict)
-    return found
-
-  def check(
-    self,
-    step: int,
-    config: config_lib.Config,
-    data: Mapping[str, Any] | None,
-    allowed: config_lib.Allowed = config_lib.TO_RESUME,
-  ) -> config_lib.Changes:
-    """Checks that a checkpoint is from a run with a config, on some data.
-
-    A digest of None, here or there, does not compare the data: a converted run
-    has none. Returns the free fields that differ.
-    Raises ValueError if it is from another run, or does not say from which.
-    """
-    place, saved = f"checkpoint {self._path(step)}", self.describe(step)
-    if not {"config", "data"} <= saved.keys():
-      self.verify(step)
-      raise ValueError(f"{place} does not say which run it belongs to")
-    before = config_lib.from_json(saved["config"], f"the config in {place}")
-    changes = config_lib.compare(before, config, allowed, place)
-    if None not in (data, saved["data"]) and data != saved["data"]:
-      raise ValueError(
-        f"{place} is from a run on other data ({saved['data']}) than the"
-        f" current data ({data}); use the same data, or another --workdir"
-      )
-    return changes
+      description |= atomic.read_json(path / VALIDATION, dict)
+    return description
 
   def config(self, step: int) -> config_lib.Config:
-    """The config that made a checkpoint; config.json has what affects nothing.
+    """The config that a step was trained with.
 
-    Raises ValueError if that file is of another run, OSError if it is missing.
+    Raises ValueError if the checkpoint is damaged, or does not say it.
     """
-    now = config_lib.read_config(self.workdir)
-    changes = self.check(step, now, None, config_lib.TO_CHANGE).items()
-    made = lambda field: schema.affects(field) not in config_lib.TO_RESUME
-    return now.replace(**{x: old for x, (old, _) in changes if made(x)})
+    place = f"checkpoint {self.path(step)}"
+    settings = self.describe(step).get("config")
+    if settings is None:
+      self.verify(step)
+      raise ValueError(f"{place} does not say which run it belongs to")
+    return config_lib.from_json(settings, f"the config in {place}")
 
-  def has_other_data(self, step: int, config: config_lib.Config) -> bool:
-    """Whether a config names other data than the run's."""
-    own = self.config(step).data
-    return (own.name, own.path) != (config.data.name, config.data.path)
+  def check_data(self, step: int, digest: Mapping[str, Any]) -> None:
+    """Raises ValueError if a step was trained on data of another digest.
+
+    Of converted weights, which have none, any data are.
+    """
+    saved = self.describe(step).get("data")
+    if saved not in (None, digest):
+      raise ValueError(
+        f"checkpoint {self.path(step)} is from a run on other data ({saved})"
+        f" than the current data ({digest}); use the same data, or another"
+        " --workdir"
+      )
 
   def check_symbols(self, step: int, source: Source) -> None:
     """Raises ValueError if symbols or classes mean something else here."""
     saved = self.describe(step)
     here = dict(symbols=source.symbols, classes=[*source.classes])
-    if differing := [x for x in here if saved.get(x, here[x]) != here[x]]:
-      name = differing[0]
-      raise ValueError(
-        f"the {name} of the data are {here[name]}, but those of checkpoint"
-        f" {self._path(step)} are {saved[name]}; use data with the same"
-      )
+    for name, meaning in here.items():
+      if saved.get(name, meaning) != meaning:
+        raise ValueError(
+          f"the {name} of the data are {meaning}, but those of checkpoint"
+          f" {self.path(step)} are {saved[name]}; use data with the same"
+        )
 
-  def _path(self, step: int) -> pathlib.Path:
-    return self._folder / str(step)
+  def check_step(self, step: int) -> None:
+    """Raises ValueError if a checkpoint is of another step."""
+    processes.together(lambda: _check_step(self.path(step)))
 
-  def _bits(self) -> dict[int, float]:
-    found: Any = {x: self.describe(x).get("validation") for x in self.steps()}
-    if found.keys() != {*self.steps()}:  # a run has just deleted some
-      return self._bits()
-    known = {x: y for x, y in found.items() if isinstance(y, float | int)}
-    return {step: bits for step, bits in known.items() if math.isfinite(bits)}
+  def check_network(self, step: int, like: State) -> None:
+    """Raises ValueError if a checkpoint is of another network."""
+    processes.together(lambda: _expected(self.path(step), like))
 
-  def save(self, state: State, validation: float | None = None) -> None:
-    """Saves a state in the background, unless its step is already saved.
+  def verify(self, step: int) -> pathlib.Path:
+    """The folder of a checkpoint, once its files and its step are verified.
 
-    `validation` is its bits per dim on that split, if known; a saved step that
-    lacks it gets it. The arrays may be donated afterwards.
-    Raises OSError if this save or the previous one failed.
+    Raises:
+      FileNotFoundError: a run has just deleted it.
+      ValueError: it is damaged, or of another step.
     """
-    self.finish()
-    step = int(state.step)
-    if not processes.decide(lambda: step in self.steps()):
-      about = self.about | dict(validation=validation)
-      args = ocp.args.Composite(
-        state=ocp.args.StandardSave(_as_tree(state)),
-        about=ocp.args.JsonSave(about),
-      )
-      self._attempt(lambda: self._start(step, args, validation))
-    elif validation is not None:
-      processes.decide(lambda: self._add(step, validation))
-
-  def finish(self) -> None:
-    """Waits until the last save is complete; raises OSError if it failed."""
-    if self._manager and self._saving is not None:
-      try:
-        self._attempt(self._manager.wait_until_finished)
-      finally:
-        self._saving = None
-        self._delete_temporary()
-
-  def _start(self, step: int, args: Any, validation: float | None) -> None:
-    if self._path(step).exists():  # Orbax would delete it
-      raise FileExistsError(f"{self._path(step)} is not a checkpoint; move it")
-    self._saving = step
-    if self._manager is None:
-      # Called before the folder gets its name, in the first process.
-      last = ocp.AsyncOptions(post_finalization_callback=self._list_files)
-      options = ocp.CheckpointManagerOptions(
-        lightweight_initialize=True,
-        preservation_policy=self,
-        todelete_subdir=f"old{TEMPORARY}",
-        async_options=last,
-      )
-      self._manager = ocp.CheckpointManager(self._folder, options=options)
-    self._manager.save(step, args=args, metrics=validation, force=True)
-
-  def _add(self, step: int, validation: float) -> None:
-    if self.describe(step).get("validation") is None:
-      atomic.write_json(
-        self._path(step) / VALIDATION, dict(validation=validation)
-      )
-
-  def _list_files(self) -> None:
-    """Completes a checkpoint: makes its files durable, and lists them."""
-    folder, listed = self._folder / f"{self._saving}{TEMPORARY}", {}
-    for path in sorted(x for x in folder.glob("*/**/*") if x.is_file()):
-      with path.open("rb") as file:
-        os.fsync(file.fileno())
-      listed[str(path.relative_to(folder))] = files.crc32(path)
-    atomic.write_json(folder / FILES, listed, indent=1)
-
-  def should_preserve(
-    self, checkpoints: Sequence[Any], *, context: object
-  ) -> list[bool]:
-    """Tells Orbax which checkpoints to keep, once the last is complete."""
-    new, bits = checkpoints[-1], self._bits()
-    if new.metrics is not None:
-      bits[new.step] = new.metrics
-    steps = sorted({*self.steps(), new.step})  # complete checkpoints
-    best = min(bits, key=bits.__getitem__, default=None)
-    kept = {*steps[-self._keep :], best}
-    return [x.step in kept or x.step not in steps for x in checkpoints]
-
-  def _prepare(self) -> None:
-    """Makes the folder, and finds out early whether it can be written to."""
-    self._delete_temporary()  # which may fill the disk
-    if processes.is_first():
-      probe = self._folder / f"probe{TEMPORARY}"
-      probe.mkdir(parents=True)
-      probe.rmdir()
-
-  def _delete_temporary(self) -> None:
-    if processes.is_first():
-      for path in self._folder.glob(f"*{TEMPORARY}"):
-        shutil.rmtree(path, ignore_errors=True)
-
-  def _attempt(self, function: Callable[[], None]) -> None:
-    """Calls a function in all processes; raises the first problem, if any."""
-
-    def attempt():
-      try:
-        function()
-      except Exception as error:  # Orbax forwards what TensorStore raises
-        raise OSError(
-          f"a checkpoint could not be written to {self._folder}:"
-          f" {_first_line(error)}; saved steps: {self.steps()}"
-        ) from error
-
-    processes.together(attempt)
+    path = self.path(step)
+    processes.decide(lambda: _check_files(path))
+    self.check_step(step)
+    return path
 
   def restore(self, like: State, step: int | str | None = None) -> State:
-    """The verified state at a step, by default the last, on any mesh.
+    """The verified state at a step, see `find`, on any mesh.
 
     Raises:
       FileNotFoundError: there is none, or a run has just deleted it.
@@ -322,43 +211,165 @@ class Checkpoints:
     like = mesh_lib.split(mesh, {"ema": _shapes(path)["ema"]})
     return by_name(_read(path, like)["ema"])
 
+
+class Saver:
+  """Saves the checkpoints of a run in the background; a context manager.
+
+  Args:
+    workdir: the folder that contains `checkpoints/`, which is created.
+    keep: how many of the latest ones to keep, besides the one with the lowest
+      validation loss.
+    provenance: the description of the run, from `provenance`; an attribute.
+
+  Attributes:
+    saved: what is in the workdir.
+  """
+
+  def __init__(
+    self,
+    workdir: str | os.PathLike,
+    *,
+    keep: int,
+    provenance: Mapping[str, Any] | None = None,
+  ):
+    self.saved = Saved(workdir)
+    self._keep = keep
+    self.provenance = provenance or {}
+    self._manager: ocp.CheckpointManager | None = None  # from the first save on
+    self._saving: int | None = None  # a step
+    self._attempt(self._prepare)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, kind: type | None, *_: object) -> None:
+    if kind is None:
+      self.finish()
+    if self._manager:
+      with contextlib.suppress(Exception):  # the first error is the one raised
+        self._manager.close()
+
   def last_intact(self) -> int | None:
-    """The name of the last intact checkpoint, or None if there is none.
+    """The step of the last intact checkpoint, or None if there is none.
 
     Damaged ones are renamed, each with a line on standard error.
     """
-    for step in reversed(self.steps()):
-      path, number = self._path(step), 0
+    for step in reversed(self.saved.steps()):
+      path = self.saved.path(step)
       if not (damage := _damage(path)):
         return step
-      while (new := self._folder / f"damaged-{step}-{number}").exists():
+      number = 0
+      while (aside := path.with_name(f"damaged-{step}-{number}")).exists():
         number += 1
-      path.rename(new)
-      line = (
-        f"checkpoint {path} cannot be used: {damage}; renamed to {new.name}"
+      path.rename(aside)
+      print(
+        f"checkpoint {path} cannot be used: {damage}; renamed to {aside.name}",
+        file=sys.stderr,
       )
-      print(line, file=sys.stderr)
     return None
 
-  def check_step(self, step: int) -> None:
-    """Raises ValueError if a checkpoint is of another step."""
-    processes.together(lambda: _check_step(self._path(step)))
+  def save(self, state: State, validation: float | None = None) -> None:
+    """Saves a state in the background, unless its step is already saved.
 
-  def check_network(self, step: int, like: State) -> None:
-    """Raises ValueError if a checkpoint is of another network."""
-    processes.together(lambda: _expected(self._path(step), like))
+    Args:
+      state: its arrays may be donated afterwards.
+      validation: its bits per dim on that split, if known; a saved step that
+        lacks it gets it.
 
-  def verify(self, step: int) -> pathlib.Path:
-    """The folder of a checkpoint, once its files and its step are verified.
-
-    Raises:
-      FileNotFoundError: a run has just deleted it.
-      ValueError: it is damaged, or of another step.
+    Raises OSError if this save or the previous one failed.
     """
-    path = self._path(step)
-    processes.decide(lambda: _check_files(path))
-    self.check_step(step)
-    return path
+    self.finish()
+    step = int(state.step)
+    if not processes.decide(lambda: step in self.saved.steps()):
+      description = {**self.provenance, "validation": validation}
+      args = ocp.args.Composite(
+        state=ocp.args.StandardSave(_as_tree(state)),
+        about=ocp.args.JsonSave(description),
+      )
+      self._attempt(lambda: self._start(step, args, validation))
+    elif validation is not None:
+      processes.decide(lambda: self._add(step, validation))
+
+  def finish(self) -> None:
+    """Waits until the last save is complete; raises OSError if it failed."""
+    if self._manager and self._saving is not None:
+      try:
+        self._attempt(self._manager.wait_until_finished)
+      finally:
+        self._saving = None
+        self._delete_temporary()
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: object
+  ) -> list[bool]:
+    """Tells Orbax which checkpoints to keep, once the last is complete."""
+    new = checkpoints[-1]
+    bits = self.saved.validations()
+    if new.metrics is not None:
+      bits[new.step] = new.metrics
+    steps = sorted({*self.saved.steps(), new.step})  # complete checkpoints
+    best = min(bits, key=bits.__getitem__, default=None)
+    kept = {*steps[-self._keep :], best}
+    return [x.step in kept or x.step not in steps for x in checkpoints]
+
+  def _start(self, step: int, args: Any, validation: float | None) -> None:
+    path = self.saved.path(step)
+    if path.exists():  # Orbax would delete it
+      raise FileExistsError(f"{path} is not a checkpoint; move it")
+    self._saving = step
+    if self._manager is None:
+      # Called before the folder gets its name, in the first process.
+      last = ocp.AsyncOptions(post_finalization_callback=self._list_files)
+      options = ocp.CheckpointManagerOptions(
+        lightweight_initialize=True,
+        preservation_policy=self,
+        todelete_subdir=f"old{TEMPORARY}",
+        async_options=last,
+      )
+      self._manager = ocp.CheckpointManager(self.saved.folder, options=options)
+    self._manager.save(step, args=args, metrics=validation, force=True)
+
+  def _add(self, step: int, validation: float) -> None:
+    if self.saved.describe(step).get("validation") is None:
+      path = self.saved.path(step) / VALIDATION
+      atomic.write_json(path, dict(validation=validation))
+
+  def _list_files(self) -> None:
+    """Completes a checkpoint: makes its files durable, and lists them."""
+    folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
+    listed = {}
+    for path in sorted(x for x in folder.glob("*/**/*") if x.is_file()):
+      with path.open("rb") as file:
+        os.fsync(file.fileno())
+      listed[str(path.relative_to(folder))] = files.crc32(path)
+    atomic.write_json(folder / FILES, listed, indent=1)
+
+  def _prepare(self) -> None:
+    """Makes the folder, and finds out early whether it can be written to."""
+    self._delete_temporary()  # which may fill the disk
+    if processes.is_first():
+      probe = self.saved.folder / f"probe{TEMPORARY}"
+      probe.mkdir(parents=True)
+      probe.rmdir()
+
+  def _delete_temporary(self) -> None:
+    if processes.is_first():
+      for path in self.saved.folder.glob(f"*{TEMPORARY}"):
+        shutil.rmtree(path, ignore_errors=True)
+
+  def _attempt(self, function: Callable[[], None]) -> None:
+    """Calls a function in all processes; raises the first problem, if any."""
+
+    def attempt():
+      try:
+        function()
+      except Exception as error:  # Orbax forwards what TensorStore raises
+        raise OSError(
+          f"a checkpoint could not be written to {self.saved.folder}:"
+          f" {_first_line(error)}; saved steps: {self.saved.steps()}"
+        ) from error
+
+    processes.together(attempt)
 
 
 def by_name(tree: Any) -> dict[str, Any]:

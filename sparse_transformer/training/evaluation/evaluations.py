@@ -14,10 +14,9 @@ import numpy as np
 from sparse_transformer import atomic, config as config_lib, data, schema
 from sparse_transformer.figures import curves, style
 from sparse_transformer.signals import Stopped
-from sparse_transformer.training.checkpoints.store import Checkpoints
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.evaluation import scoring
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.experiment import Experiment, Run
 from sparse_transformer.training.step import State
 
 Result = dict[str, Any]
@@ -53,8 +52,7 @@ class Request:
 
 
 def evaluate(
-  experiment: Experiment,
-  checkpoints: Checkpoints,
+  run: Run,
   state: State,
   request: Request = Request(),
   check_stop: Callable[[], None] = lambda: None,
@@ -68,27 +66,27 @@ def evaluate(
 
   Raises ValueError if the split, the context or so many examples do not exist.
   """
+  experiment = run.experiment
   config, source = experiment.config, experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
-  windows, step = request.windows(source), int(state.step)
+  windows = request.windows(source)
   asked = dict(examples=request.examples, order=",".join(request.order) or None)
   partly = {name: x for name, x in asked.items() if x is not None}
   block = scoring.BLOCK if isinstance(source, data.Stream) else None
   tally = scoring.Tally(len(windows[0][1]), block)
   about: Result = dict(
     split=request.split,
-    step=step,
+    step=run.step,
     min_context=request.min_context,
     weights=request.weights,
-    overrides=partly | _overrides(experiment, checkpoints, step),
+    overrides=partly | _overrides(run),
     command=request.command,
     dtype=config.model.dtype,
     unit=source.unit,
   )
   plain = dataclasses.replace(request, command="")
-  in_training = checkpoints.config(step).eval
-  if plain == Request("validation") and not in_training.sequences:
-    saved = checkpoints.describe(step).get("validation")
+  if plain == Request("validation") and not run.config.eval.sequences:
+    saved = run.saved.describe(run.step).get("validation")
     about |= dict(in_training=saved) if saved else {}
   # By default, GPUs and TPUs round the operands of products in float32.
   precision = jax.default_matmul_precision.value
@@ -110,7 +108,7 @@ def evaluate(
   tally.bits_L = source.orders.restore(tally.bits_L[None], labels)[0]
   result = about | summary | _details(source, request.split, tally)
   try:
-    _save(experiment, checkpoints, result, tally.means())
+    _save(run, result, tally.means())
   except OSError as error:  # in the run of somebody else
     result["unsaved"] = str(error)
   return result
@@ -157,23 +155,24 @@ def _details(source, split, tally):
   return {}
 
 
-def _overrides(experiment, checkpoints, step):
+def _overrides(run):
   """The settings by which a score is not the checkpoint's own."""
-  config, allowed = experiment.config, config_lib.TO_READ_OTHER_DATA
-  changes = checkpoints.check(step, config, None, allowed)
+  config = run.experiment.config
+  changes = run.changes(config_lib.TO_READ_OTHER_DATA)
   scored = [x for x in changes if schema.affects(x) not in config_lib.UNSCORED]
   found = {x: changes[x][1] for x in scored}
   found["model.dtype"] = config.model.dtype
   if config.model.dtype == "float32":  # which scores are in by default
     del found["model.dtype"]
-  if checkpoints.has_other_data(step, config):
-    digest = experiment.source.digest()
-    if digest != checkpoints.describe(step)["data"]:  # it was not moved
+  if run.has_other_data:
+    digest = run.experiment.source.digest()
+    if digest != run.saved.describe(run.step)["data"]:  # it was not moved
       found |= {"data.path": config.data.path, "data": digest}
   return found
 
 
-def _save(experiment, checkpoints, result, bits_L):
+def _save(run, result, bits_L):
+  experiment = run.experiment
   config, source = experiment.config.to_dict(), experiment.source
   more = dict(
     config={name: config[name] for name in ("data", "model", "attention")},
@@ -185,7 +184,7 @@ def _save(experiment, checkpoints, result, bits_L):
     name += f"-examples{number}"
   if overrides:
     name += f"-overrides{zlib.crc32(json.dumps(overrides).encode()):08x}"
-  path = checkpoints.workdir / "evaluations" / f"{name}.json"
+  path = run.workdir / "evaluations" / f"{name}.json"
   path.parent.mkdir(exist_ok=True)
   atomic.write_json(path, result | more)
   if experiment.model.classifies:

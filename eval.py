@@ -13,13 +13,12 @@ bfloat16 or float16, unless --config.model.dtype names another dtype.
 --config.data.path=FILE scores other data, with the same symbols.
 """
 
-import dataclasses
 import json
 import re
 import sys
 from collections.abc import Sequence
 
-from sparse_transformer import cli, version
+from sparse_transformer import cli
 from sparse_transformer.cli import flags
 from sparse_transformer.data import SPLITS
 
@@ -27,52 +26,24 @@ from sparse_transformer.data import SPLITS
 def main(argv: Sequence[str]) -> None:
   args = flags.FLAGS
   contexts = _contexts(args.min_context)
-  from sparse_transformer.signals import Signals
-  from sparse_transformer.training import kernel_check
-  from sparse_transformer.training.checkpoints.store import Saved
   from sparse_transformer.training.evaluation import evaluations
-  from sparse_transformer.training.experiment import open_run
 
-  steps = _steps(Saved(args.workdir), args.step)
-  overrides = cli.overrides(exact=True)
-  runs = [open_run(args.workdir, overrides, x) for x in steps]
-  experiments = {run.experiment.config: run.experiment for run in runs}
-  order = tuple(args.order)
   requests = [
-    evaluations.Request(args.split, x, args.weights, args.examples, order)
-    for x in contexts
+    evaluations.Request(
+      split=args.split,
+      min_context=context,
+      weights=args.weights,
+      examples=args.examples,
+      order=tuple(args.order),
+    )
+    for context in contexts
   ]
-  for experiment in experiments.values():  # finds errors before the work starts
-    kernel_check.avoid_wrong(experiment)
-    for request in requests:
-      request.windows(experiment.source)
-  unsaved = None
-  with Signals() as signals:
-    for run in runs:
-      # Equal ones are compiled once.
-      shared = experiments[run.experiment.config]
-      run = dataclasses.replace(run, experiment=shared)
-      state = run.restore(with_data=True)
-      for request in requests:
-        command = version.command(
-          step=run.step, min_context=request.min_context
-        )
-        named = dataclasses.replace(request, command=command)
-        result = evaluations.evaluate(run, state, named, signals.check)
-        print(json.dumps(result), flush=True)
-        unsaved = unsaved or result.get("unsaved")
-        if result.get("complete", True):
-          line = evaluations.sentence(result, run.experiment)
-          print(line, file=sys.stderr, flush=True)
-        signals.check()
-  if unsaved:
-    raise OSError(f"what is printed could not be written: {unsaved}")
-
-
-def _steps(saved, words):
-  if words == ["all"] and (steps := saved.steps()):
-    return steps
-  return [*dict.fromkeys(saved.find(x) for x in words or [None])]
+  overrides = cli.overrides(exact=True)
+  for score in evaluations.evaluate_run(
+    args.workdir, args.step, overrides, requests
+  ):
+    print(json.dumps(score.json()), flush=True)
+    print(score.sentence(), file=sys.stderr, flush=True)
 
 
 def _contexts(words):

@@ -68,7 +68,8 @@ def _draw_heads(args):
   from sparse_transformer.training.explanation import head_statistics
 
   run = open_run(args.workdir, cli.overrides(exact=True), args.step)
-  experiment = kernel_check.avoid_wrong(run.experiment)
+  experiment = run.experiment
+  kernel_check.avoid_wrong(experiment)
   model = experiment.model
   examples = experiment.source.examples("test")
   if args.example >= len(examples):

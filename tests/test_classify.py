@@ -122,10 +122,10 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   source = Experiment(config).source
   opened = open_run(workdir)
   state, request = opened.restore(), evaluations.Request("validation")
-  result, params = evaluations.evaluate(opened, state, request), state.ema
+  score, params = evaluations.evaluate(opened, state, request), state.ema
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))
-  assert result["accuracy"] == (logits_BC.argmax(1) == examples[:, -2]).mean()
+  assert score.accuracy == (logits_BC.argmax(1) == examples[:, -2]).mean()
 
 
 def test_resumed_run_is_the_same(run, tmp_path):

@@ -324,15 +324,15 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
     run = open_run(workdir)
     experiment = run.experiment
     state = run.restore()
-    result, params = evaluations.evaluate(run, state), state.ema
+    score, params = evaluations.evaluate(run, state), state.ema
     decoder = sampling.Cached(experiment.model)
     prompts = samples.no_prompts(experiment.source, 2)
     drawn = decoder, params, sampling.Sampler(), prompts, 64
     tokens, _ = sampling.sample(*drawn)
-    return result, samples.save(workdir, experiment.source, tokens)
+    return score, samples.save(workdir, experiment.source, tokens)
 
-  result, (path,) = asyncio.run(cell())
-  assert result["step"] == 2 and path.exists()
+  score, (path,) = asyncio.run(cell())
+  assert score.step == 2 and path.exists()
   assert capsys.readouterr().err == ""
   assert not flags.FLAGS.is_parsed()
   assert handlers == [signal.getsignal(number) for number in signals.STOPPING]

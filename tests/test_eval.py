@@ -3,10 +3,8 @@
 import dataclasses
 import json
 import math
-import os
 import re
 import shutil
-import signal
 
 import jax
 import numpy as np
@@ -16,9 +14,9 @@ from helpers.runs import scores
 
 from sparse_transformer import data
 from sparse_transformer.data import SPLITS
-from sparse_transformer.training import loop
+from sparse_transformer.training import loop, step as step_lib
 from sparse_transformer.training.checkpoints import store
-from sparse_transformer.training.evaluation import evaluations, scoring
+from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.evaluation.evaluations import Request, evaluate
 from sparse_transformer.training.experiment import Experiment, open_run
 
@@ -59,9 +57,9 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
 
 def test_contexts_share_one_compilation(workdir, monkeypatch):
   made = []
-  make_losses = scoring.make_losses
+  make_losses = step_lib.make_losses
   spy = lambda apply: made.append(make_losses(apply)) or made[-1]
-  monkeypatch.setattr(scoring, "make_losses", spy)
+  monkeypatch.setattr(step_lib, "make_losses", spy)
   words = "--min_context=16,24,28,31", "--step=2,4"
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   (losses,) = made
@@ -160,28 +158,30 @@ def test_first_examples_are_scored_apart(workdir, tmp_path, capfd):
 
 
 def test_sentence_has_as_many_digits_as_are_known():
-  result = dict(bits_per_dim=1.51234, standard_error=0.0172, examples=200)
-  result |= dict(split="test", step=1000, unit="bits/dim", tokens=12_800)
-  result |= dict(overrides={"examples": 200, "attention.pattern": "dense"})
-  images = Experiment(runs.tiny(), shared=data.Images((8, 8, 1), 17, dict))
-  assert evaluations.sentence(result, images) == (
+  score = evaluations.Score(
+    split="test",
+    step=1000,
+    min_context=0,
+    weights="ema",
+    overrides={"examples": 200, "attention.pattern": "dense"},
+    command="",
+    dtype="float32",
+    unit="bits/dim",
+    bits_per_dim=1.51234,
+    standard_error=0.0172,
+    examples=200,
+    tokens=12_800,
+    stage="step 1,000",
+    amount="200 images",
+  )
+  assert score.sentence() == (
     "test, step 1,000: 1.512 ± 0.017 bits/dim, 200 images, examples=200,"
     " attention.pattern=dense"
   )
-  result |= dict(min_context=16)
-  text = Experiment(runs.tiny(), shared=data.Stream(32, 8, dict))
   for unknown in None, math.nan:
-    result |= dict(standard_error=unknown, unit="bits/byte", overrides={})
-    line = evaluations.sentence(result, text)
-    assert line == (
-      "test, step 1,000: 1.5123 bits/byte, 12,800 bytes, min_context=16"
-    )
-  result |= dict(step=0)
-  converted = Experiment(
-    runs.tiny(**{"train.init_from": "x.safetensors"}), shared=text.source
-  )
-  line = evaluations.sentence(result, converted)
-  assert line.startswith("test, converted weights: 1.5123 bits/byte")
+    score = dataclasses.replace(score, standard_error=unknown, overrides={})
+    line = "test, step 1,000: 1.5123 bits/dim, 200 images"
+    assert score.sentence() == line
 
 
 # Other data than those of the run.
@@ -282,28 +282,10 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
   runs.untrained(tmp_path, config, with_random_params)
   run = open_run(tmp_path)
-  result = evaluate(run, run.restore(), Request(weights="params"))
-  assert len(set(result["by_channel"])) == 3
-  mean = np.mean(result["by_channel"])
-  assert result["bits_per_dim"] == pytest.approx(mean, rel=1e-6)
-
-
-def test_stopped_evaluation_prints_what_was_scored(workdir, capfd, monkeypatch):
-  add = scoring.Tally.add
-
-  def interrupted(tally, *arrays):
-    add(tally, *arrays)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-  monkeypatch.setattr(scoring.Tally, "add", interrupted)
-  word = "--config.eval.batch_size=1"
-  assert runs.command("eval.py", f"--workdir={workdir}", word) == 130
-  output = capfd.readouterr()
-  result = json.loads(output.out.splitlines()[-1])
-  assert result["complete"] is False
-  assert (result["examples"], result["tokens"]) == (1, 32)
-  told, last = output.err.splitlines()  # and no sentence
-  assert told.startswith("SIGTERM: ") and last == "eval.py: stopped: SIGTERM"
+  score = evaluate(run, run.restore(), Request(weights="params"))
+  assert len(set(score.by_channel)) == 3
+  mean = np.mean(score.by_channel)
+  assert score.bits_per_dim == pytest.approx(mean, rel=1e-6)
 
 
 def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
@@ -314,7 +296,7 @@ def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
   out, err = capfd.readouterr()
   assert len(err.splitlines()) == len(out.splitlines()) + 1 > 2  # sentences
   assert all(json.loads(x)["bits_per_dim"] for x in out.splitlines())
-  assert "what is printed could not be written" in err and "evaluations'" in err
+  assert "the score cannot be written" in err and "evaluations'" in err
 
 
 def test_other_data_are_rejected(workdir, tmp_path, capfd, monkeypatch):

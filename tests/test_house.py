@@ -46,7 +46,7 @@ WITHIN = {
   "training/checkpoints": {"distributed", "step"},
   "training/explanation": {"distributed", "optimizer", "step"},
   "training/evaluation": {
-    *("checkpoints", "distributed", "experiment", "step")
+    *("checkpoints", "distributed", "experiment", "kernel_check", "step")
   },
 }
 # The tokens of each room, at most: names, operators, numbers and strings, which

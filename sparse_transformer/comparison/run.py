@@ -13,29 +13,20 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def score(argv: Sequence[str]) -> None:
   """Scores the best checkpoint of --workdir, whose flags are those of a run."""
-  from sparse_transformer import version
   from sparse_transformer.attention import registry
   from sparse_transformer.cli import flags
-  from sparse_transformer.signals import Signals
-  from sparse_transformer.training import kernel_check
   from sparse_transformer.training.evaluation import evaluations
-  from sparse_transformer.training.experiment import open_run
 
   words = *sys.argv[1:3], "--split=validation"  # --config and --workdir
   sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
-  given = {"model.dtype": "float32"}
-  run = open_run(flags.FLAGS.workdir, given, "best")
   registry.AVOIDED.clear()  # which was about another dtype
-  kernel_check.avoid_wrong(run.experiment)
-  with Signals() as signals:
-    state = run.restore(with_data=True)
-    command = version.command(step=run.step, min_context=0)
-    request = evaluations.Request("validation", command=command)
-    result = evaluations.evaluate(run, state, request, signals.check)
-    signals.check()
-  if "unsaved" in result:
-    raise OSError(f"the score cannot be written: {result['unsaved']}")
-  print(evaluations.sentence(result, run.experiment))
+  for made in evaluations.evaluate_run(
+    flags.FLAGS.workdir,
+    steps=["best"],
+    overrides={"model.dtype": "float32"},
+    requests=[evaluations.Request("validation")],
+  ):
+    print(made.sentence())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,6 @@ from sparse_transformer.model import sharding
 from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
-from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.optimizer import make_optimizer, schedule
 
@@ -97,11 +96,11 @@ class Experiment:
     return model_lib.make_apply(self.model)
 
   @functools.cached_property
-  def losses(self) -> scoring.Losses:
+  def losses(self) -> Callable[..., Any]:
     """`make_losses`; raises Unsupported if attention cannot run here."""
     for case in costs.attention_cases(self.config, self.model):
       registry.resolve(self.model.backend, case)
-    return scoring.make_losses(self.apply)
+    return step_lib.make_losses(self.apply)
 
   def init(self) -> step_lib.State:
     """The state before the first step."""

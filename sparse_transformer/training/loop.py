@@ -332,21 +332,24 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   settings, check_stop = experiment.config.eval, run.stops.check
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
-  result = scoring.bits_per_dim(
+  tally = scoring.score(
     functools.partial(experiment.losses, state.ema),
     data.Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
     check_stop=check_stop,
   )
-  bits = result["bits_per_dim"]
+  bits = tally.bits_per_dim
+  assert bits is not None  # there is a window
   if not math.isfinite(bits):
     run.writer.note(step, "diverged", metric="bits_per_dim", value=str(bits))
     raise FloatingPointError(
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"
     )
-  values = {x: result[x] for x in ("bits_per_dim", "accuracy") if x in result}
+  values = dict(bits_per_dim=bits)
+  if tally.accuracy is not None:
+    values["accuracy"] = tally.accuracy
   run.writer.write(step, "validation", **values, **watch.times())
   if settings.samples:
     # The next step sees a signal.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +108,22 @@ def labels(rows_BM: jax.Array) -> jax.Array:
 def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
   """Whether the most probable class of each row is its label, bool [B]."""
   return logits_BC.argmax(1) == labels(rows_BM)
+
+
+def make_losses(apply: Callable[..., jax.Array]) -> Callable[..., Any]:
+  """Jitted (params, tokens_BL) -> nats of each position [B, L].
+
+  For a classifier, (nats of each label [B, 1], whether it is right [B]).
+  """
+
+  def losses(params, tokens_BL):
+    logits = apply(params, tokens_BL)
+    nats_BL = position_losses(logits, tokens_BL)
+    if logits.ndim == 2:
+      return nats_BL, hits(logits, tokens_BL)
+    return nats_BL
+
+  return jax.jit(losses)
 
 
 def train_step(

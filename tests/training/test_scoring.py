@@ -10,6 +10,7 @@ import scipy.signal
 from helpers import runs
 
 from sparse_transformer import data
+from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
 
@@ -34,15 +35,14 @@ def markov(params, tokens_BL):
   return params[before]
 
 
-def score(source, params, batch_size, min_context=0, apply=markov, tally=None):
-  return scoring.bits_per_dim(
+def score(source, params, batch_size, min_context=0, apply=markov):
+  return scoring.score(
     functools.partial(
-      scoring.make_losses(apply), jnp.asarray(params, jnp.float32)
+      step_lib.make_losses(apply), jnp.asarray(params, jnp.float32)
     ),
     source.windows("test", min_context),
     batch_size=batch_size,
     sharding=SHARDING,
-    tally=tally,
   )
 
 
@@ -60,8 +60,8 @@ def test_bits_per_dim_is_the_sum_written_out(min_context, size):
   for batch_size in (1, 7):
     source = stream(text.tobytes(), length)
     result = score(source, table, batch_size, min_context)
-    assert result["bits_per_dim"] == pytest.approx(np.mean(bits), abs=1e-6)
-    assert result["tokens"] == size
+    assert result.bits_per_dim == pytest.approx(np.mean(bits), abs=1e-6)
+    assert result.tokens == size
 
 
 def test_padding_never_counts():
@@ -69,8 +69,8 @@ def test_padding_never_counts():
   table = np.zeros((257, 256))
   table[:, 0] = -1e4
   result = score(stream(b"\1" * 21, 16), table, batch_size=7)
-  assert result["bits_per_dim"] == pytest.approx(math.log2(255), abs=1e-6)
-  assert (result["examples"], result["tokens"]) == (2, 21)
+  assert result.bits_per_dim == pytest.approx(math.log2(255), abs=1e-6)
+  assert (result.windows, result.tokens) == (2, 21)
 
 
 def autoregressive(n, phi):
@@ -95,7 +95,7 @@ def tally_windows(nats, length, min_context, block):
     scored_BL = ~np.isnan(nats_BL)
     scored_BL[part == 0 :, :min_context] = False
     tally.add(nats_BL, scored_BL)
-  return tally.summary()
+  return tally
 
 
 @pytest.mark.parametrize("phi", [0.5, 0.99])
@@ -106,13 +106,13 @@ def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
   for length in (128, 512, 2048, 12_288):
     for min_context in (0, length // 2):
       result = tally_windows(nats, length, min_context, scoring.BLOCK)
-      assert result["tokens"] == len(nats)
-      errors.add(round(result["standard_error"] * math.log(2), 12))
+      assert result.tokens == len(nats)
+      errors.add(round(result.standard_error * math.log(2), 12))
   (error,) = errors
   assert error == pytest.approx(expected, rel=0.1)
   if phi > 0.9:
     result = tally_windows(nats, 128, 0, block=None)
-    assert result["standard_error"] * math.log(2) < 0.7 * expected
+    assert result.standard_error * math.log(2) < 0.7 * expected
 
 
 def test_bits_by_position_and_by_channel_are_means_of_what_counts():
@@ -120,7 +120,7 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   nats, scored = rng.rand(20, 12), rng.rand(20, 12) < 0.5
   scored[:, 4] = False
   tally = scoring.Tally(12)
-  assert tally.summary()["bits_per_dim"] is None  # nothing is scored
+  assert tally.bits_per_dim is None  # nothing is scored
   for part in range(4):
     tally.add(nats[part::4], scored[part::4])
   bits = np.where(scored, nats / math.log(2), 0)
@@ -148,7 +148,7 @@ def test_memory_does_not_grow_with_the_split():
     most = max(most, alive)
     return np.zeros(16, np.uint8).view(Window), np.ones(16, bool)
 
-  scoring.bits_per_dim(
+  scoring.score(
     lambda tokens: np.ones(tokens.shape),
     data.Lazy(100, window),
     batch_size=5,

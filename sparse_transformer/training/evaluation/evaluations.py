@@ -4,22 +4,29 @@ import dataclasses
 import functools
 import json
 import math
+import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from sparse_transformer import atomic, config as config_lib, data, schema
+from sparse_transformer import (
+  atomic,
+  config as config_lib,
+  data,
+  schema,
+  version,
+)
 from sparse_transformer.figures import curves, style
-from sparse_transformer.signals import Stopped
+from sparse_transformer.signals import Signals
+from sparse_transformer.training import kernel_check
+from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.evaluation import scoring
-from sparse_transformer.training.experiment import Experiment, Run
+from sparse_transformer.training.experiment import Run, open_run
 from sparse_transformer.training.step import State
-
-Result = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +38,6 @@ class Request:
   weights: str = "ema"  # or "params", see `State`
   examples: int | None = None  # the first ones, or None for all
   order: tuple[str, ...] = ()  # of images, see `data.Orders.labels`
-  command: str = ""  # that asks for it, kept with the result
 
   def windows(self, source: data.Source) -> data.Lazy:
     """Those to score, see `data.Source`; ValueError if they do not exist."""
@@ -51,94 +57,216 @@ class Request:
     return data.Lazy(number, window)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Score:
+  """What a step of a run scores, in the order of its JSON.
+
+  Attributes:
+    split, min_context, weights: of the `Request`.
+    overrides: the settings by which it is not the step's own score.
+    command: what asked for it.
+    dtype: of activations.
+    unit: of `bits_per_dim`, such as bits/byte.
+    in_training: the same score, as it was validated in training.
+    accuracy: of labels; `accuracy_error` is its standard error.
+    standard_error: of `bits_per_dim`; None for fewer than two blocks.
+    examples: windows.
+    tokens: scored positions.
+    optimum: the least bits per dim there can be, of generated data.
+    by_channel: bits per dim of each channel of images.
+    classes: the names of the labels.
+    bits_per_byte: of text as tokens.
+    unsaved: why it could not be written, if so.
+    stage, amount: for the sentence: what is scored, on how much.
+  """
+
+  split: str
+  step: int
+  min_context: int
+  weights: str
+  overrides: Mapping[str, Any]
+  command: str
+  dtype: str
+  unit: str
+  in_training: float | None = None
+  accuracy: float | None = None
+  accuracy_error: float | None = None
+  bits_per_dim: float | None
+  standard_error: float | None
+  examples: int
+  tokens: int
+  optimum: float | None = None
+  by_channel: Sequence[float] | None = None
+  classes: Sequence[str] | None = None
+  bits_per_byte: float | None = None
+  unsaved: str | None = None
+  stage: str
+  amount: str
+
+  def json(self) -> dict[str, Any]:
+    """What `eval.py` prints: all that is known."""
+    always = {"bits_per_dim", "standard_error"}
+    if self.accuracy is not None:
+      always.add("accuracy_error")
+    return {
+      name: value
+      for name, value in vars(self).items()
+      if name not in ("stage", "amount")
+      if name in always or value is not None
+    }
+
+  def sentence(self) -> str:
+    """For readers: "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
+
+    ± is the standard error, with two digits.
+    """
+    bits = _with_error(self.bits_per_dim, self.standard_error)
+    parts = [f"{bits} {self.unit}"]
+    if self.accuracy is not None:
+      accuracy = _with_error(self.accuracy, self.accuracy_error)
+      parts.append(f"accuracy {accuracy}")
+    parts.append(self.amount)
+    parts += [f"{name}={x}" for name, x in self.overrides.items()]
+    return f"{self.split}, {self.stage}: {', '.join(parts)}"
+
+
+def _with_error(value, error):
+  if not error or not math.isfinite(error):
+    return f"{value:.4f}"
+  digits = max(0, 1 - math.floor(math.log10(error)))
+  return f"{value:.{digits}f} ± {error:.{digits}f}"
+
+
+def evaluate_run(
+  workdir: str | os.PathLike,
+  steps: Sequence[str],
+  overrides: Mapping[str, Any],
+  requests: Sequence[Request],
+) -> Iterator[Score]:
+  """Scores steps of a run, and saves the scores in its workdir.
+
+  Args:
+    workdir: the run's.
+    steps: as in `Saved.find`; ["all"] for all, [] for the last.
+    overrides: of its config, {"group.field": value}.
+    requests: what to score of each step.
+
+  Yields each score when it is known.
+
+  Raises:
+    ValueError: the split, the context or so many examples do not exist; nothing
+      was scored.
+    OSError: at the end: a score could not be written.
+    signals.Stopped: a signal ended it.
+  """
+  saved = Saved(workdir)
+  numbers = saved.steps() if steps == ["all"] else []
+  numbers = numbers or [saved.find(x) for x in steps] or [saved.find()]
+  runs = [open_run(workdir, overrides, x) for x in dict.fromkeys(numbers)]
+  # Those with the same config are compiled once.
+  experiments = {run.experiment.config: run.experiment for run in runs}
+  for experiment in experiments.values():  # finds errors before the work starts
+    kernel_check.avoid_wrong(experiment)
+    for request in requests:
+      request.windows(experiment.source)
+
+  unsaved = None
+  with Signals() as signals:
+    for opened in runs:
+      experiment = experiments[opened.experiment.config]
+      run = dataclasses.replace(opened, experiment=experiment)
+      state = run.restore(with_data=True)
+      for request in requests:
+        context = request.min_context
+        command = version.command(step=run.step, min_context=context)
+        score = evaluate(run, state, request, command, signals.check)
+        unsaved = unsaved or score.unsaved
+        yield score
+        signals.check()
+  if unsaved:
+    raise OSError(f"the score cannot be written: {unsaved}")
+
+
 def evaluate(
   run: Run,
   state: State,
   request: Request = Request(),
+  command: str = "",
   check_stop: Callable[[], None] = lambda: None,
-) -> Result:
-  """Scores a state of a run, and saves the result.
+) -> Score:
+  """Scores a state of a run, and saves the score in its workdir.
 
-  Returns:
-    What is scored, with `Tally.summary`, as JSON values. If `check_stop` raises
-    `Stopped`, it covers the windows scored until then, has `complete` false,
-    and is not saved. If it cannot be written, `unsaved` says why.
+  Args:
+    run: the run.
+    state: what `run.restore` returns.
+    request: what to score.
+    command: what asks for it, kept with the score.
+    check_stop: called before each batch; may raise an exception.
 
   Raises ValueError if the split, the context or so many examples do not exist.
   """
   experiment = run.experiment
-  config, source = experiment.config, experiment.source
+  config = experiment.config
+  source = experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
-  windows = request.windows(source)
-  asked = dict(examples=request.examples, order=",".join(request.order) or None)
-  partly = {name: x for name, x in asked.items() if x is not None}
-  block = scoring.BLOCK if isinstance(source, data.Stream) else None
-  tally = scoring.Tally(len(windows[0][1]), block)
-  about: Result = dict(
-    split=request.split,
-    step=run.step,
-    min_context=request.min_context,
-    weights=request.weights,
-    overrides=partly | _overrides(run),
-    command=request.command,
-    dtype=config.model.dtype,
-    unit=source.unit,
-  )
-  plain = dataclasses.replace(request, command="")
-  if plain == Request("validation") and not run.config.eval.sequences:
-    saved = run.saved.describe(run.step).get("validation")
-    about |= dict(in_training=saved) if saved else {}
   # By default, GPUs and TPUs round the operands of products in float32.
   precision = jax.default_matmul_precision.value
   if config.model.dtype == "float32":
     precision = precision or "highest"
-  try:
-    with jax.default_matmul_precision(precision):
-      summary = scoring.bits_per_dim(
-        functools.partial(experiment.losses, getattr(state, request.weights)),
-        windows,
-        batch_size=config.eval.batch_size,
-        sharding=experiment.batch_sharding,
-        tally=tally,
-        check_stop=check_stop,
-      )
-  except Stopped:
-    return about | tally.summary() | dict(complete=False)
+
+  with jax.default_matmul_precision(precision):
+    tally = scoring.score(
+      functools.partial(experiment.losses, getattr(state, request.weights)),
+      request.windows(source),
+      batch_size=config.eval.batch_size,
+      sharding=experiment.batch_sharding,
+      block=scoring.BLOCK if isinstance(source, data.Stream) else None,
+      check_stop=check_stop,
+    )
+  score = Score(
+    split=request.split,
+    step=run.step,
+    min_context=request.min_context,
+    weights=request.weights,
+    overrides=_overrides(run, request),
+    command=command,
+    dtype=config.model.dtype,
+    unit=source.unit,
+    in_training=_in_training(run, request),
+    accuracy=tally.accuracy,
+    accuracy_error=tally.accuracy_error,
+    bits_per_dim=tally.bits_per_dim,
+    standard_error=tally.standard_error,
+    examples=tally.windows,
+    tokens=tally.tokens,
+    stage=experiment.stage(run.step),
+    amount=_amount(source, tally, request.min_context),
+  )
+
   labels = source.orders.labels(request.order)  # by pixel, whatever the order
   tally.bits_L = source.orders.restore(tally.bits_L[None], labels)[0]
-  result = about | summary | _details(source, request.split, tally)
+  details = _details(source, request.split, tally)
+  score = dataclasses.replace(score, **details)
   try:
-    _save(run, result, tally.means())
+    _save(run, score, tally.means())
   except OSError as error:  # in the run of somebody else
-    result["unsaved"] = str(error)
-  return result
+    return dataclasses.replace(score, unsaved=str(error))
+  return score
 
 
-def sentence(result: Result, experiment: Experiment) -> str:
-  """A result for readers: "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
+def _in_training(run, request):
+  """The same score, if it was validated in training; None or 0 if not."""
+  if request == Request("validation") and not run.config.eval.sequences:
+    return run.saved.describe(run.step).get("validation") or None
+  return None
 
-  ± is the standard error, with two digits.
-  """
-  source, size = experiment.source, f"{result['examples']:,} examples"
+
+def _amount(source, tally, min_context):
   if isinstance(source, data.Stream):
-    size = f"{result['tokens']:,} {source.unit.removeprefix('bits/')}s"
-    size += f", min_context={result['min_context']}"
-  elif isinstance(source, data.Images):
-    size = f"{result['examples']:,} images"
-
-  def shown(name: str, error: str) -> str:
-    value, spread = result[name], result[error]
-    if not (spread and math.isfinite(spread)):
-      return f"{value:.4f}"
-    digits = max(0, 1 - math.floor(math.log10(spread)))
-    return f"{value:.{digits}f} ± {spread:.{digits}f}"
-
-  parts = [f"{shown('bits_per_dim', 'standard_error')} {result['unit']}", size]
-  if "accuracy" in result:
-    parts.insert(1, f"accuracy {shown('accuracy', 'accuracy_error')}")
-  parts += [f"{name}={x}" for name, x in result["overrides"].items()]
-  stage = experiment.stage(result["step"])
-  return f"{result['split']}, {stage}: {', '.join(parts)}"
+    symbol = source.unit.removeprefix("bits/")
+    return f"{tally.tokens:,} {symbol}s, min_context={min_context}"
+  noun = "images" if isinstance(source, data.Images) else "examples"
+  return f"{tally.windows:,} {noun}"
 
 
 def _details(source, split, tally):
@@ -155,42 +283,55 @@ def _details(source, split, tally):
   return {}
 
 
-def _overrides(run):
-  """The settings by which a score is not the checkpoint's own."""
-  config = run.experiment.config
+def _overrides(run, request):
+  """The settings by which a score is not the step's own."""
+  overrides: dict[str, Any] = {}
+  if request.examples is not None:
+    overrides["examples"] = request.examples
+  if request.order:
+    overrides["order"] = ",".join(request.order)
+
   changes = run.changes(config_lib.TO_READ_OTHER_DATA)
-  scored = [x for x in changes if schema.affects(x) not in config_lib.UNSCORED]
-  found = {x: changes[x][1] for x in scored}
-  found["model.dtype"] = config.model.dtype
-  if config.model.dtype == "float32":  # which scores are in by default
-    del found["model.dtype"]
+  for name, (_, value) in changes.items():
+    if schema.affects(name) not in config_lib.UNSCORED:
+      overrides[name] = value
+  overrides.pop("model.dtype", None)
+  dtype = run.experiment.config.model.dtype
+  if dtype != "float32":  # which scores are in by default
+    overrides["model.dtype"] = dtype
+
   if run.has_other_data:
     digest = run.experiment.source.digest()
     if digest != run.saved.describe(run.step)["data"]:  # it was not moved
-      found |= {"data.path": config.data.path, "data": digest}
-  return found
+      overrides["data.path"] = run.experiment.config.data.path
+      overrides["data"] = digest
+  return overrides
 
 
-def _save(run, result, bits_L):
+def _save(run, score, bits_L):
   experiment = run.experiment
-  config, source = experiment.config.to_dict(), experiment.source
-  more = dict(
-    config={name: config[name] for name in ("data", "model", "attention")},
-    by_position=[None if np.isnan(x) else round(float(x), 6) for x in bits_L],
+  config = experiment.config.to_dict()
+  result = score.json()
+  name = (
+    f"{score.split}-step{score.step}-context{score.min_context}-{score.weights}"
   )
-  name = "{split}-step{step}-context{min_context}-{weights}".format(**result)
-  overrides = dict(result["overrides"])  # the run's own result stays
+  overrides = dict(score.overrides)  # the run's own score stays
   if number := overrides.pop("examples", None):
     name += f"-examples{number}"
   if overrides:
     name += f"-overrides{zlib.crc32(json.dumps(overrides).encode()):08x}"
   path = run.workdir / "evaluations" / f"{name}.json"
   path.parent.mkdir(exist_ok=True)
-  atomic.write_json(path, result | more)
+  kept = dict(
+    config={name: config[name] for name in ("data", "model", "attention")},
+    by_position=[None if np.isnan(x) else round(float(x), 6) for x in bits_L],
+  )
+  atomic.write_json(path, result | kept)
+
   if experiment.model.classifies:
     return  # labels have no positions
-  if isinstance(source, data.Images):
-    figure = curves.bits_by_pixel(bits_L, source.shape, result)
+  if isinstance(experiment.source, data.Images):
+    figure = curves.bits_by_pixel(bits_L, experiment.source.shape, result)
   else:
     figure = curves.bits_by_position(bits_L, result)
   style.save(figure, path.with_suffix(".png"))

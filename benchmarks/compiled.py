@@ -21,9 +21,9 @@ from benchmarks import record
 from sparse_transformer import config as config_lib, schema, tables, version
 from sparse_transformer.attention import platforms, registry
 from sparse_transformer.targets import compilers, hardware
+from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 sys.path.insert(0, str(record.REPO / "tests"))
 

@@ -18,9 +18,8 @@ from absl import flags
 from benchmarks import record
 from sparse_transformer import cli, model as model_lib
 from sparse_transformer.model import transformer
-from sparse_transformer.training import metrics
+from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.experiment import open_run
-from sparse_transformer.training.explanation import costs
 
 BATCH = 2
 

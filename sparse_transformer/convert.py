@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
 def _write(experiment, workdir, has_config_file):
   """Writes what a run has that trains no step."""
   from sparse_transformer.figures import masks
-  from sparse_transformer.training import announcements, metrics, warm_start
+  from sparse_transformer.training import banner, metrics, warm_start
   from sparse_transformer.training.checkpoints import store
 
   config, model, file = experiment.config, experiment.model, None
@@ -75,8 +75,8 @@ def _write(experiment, workdir, has_config_file):
     file = config_flags.get_config_filename(flags.FLAGS["config"])
     shutil.copyfile(file, workdir / "config.py")
   config_lib.write_config(workdir, config)  # last: then it is a run
-  print(announcements.origin(start))
-  print(announcements.end(experiment, workdir, file))
+  print(banner.origin(start))
+  print(banner.end(experiment, workdir, file))
 
 
 def _preset(path, weights, about):

@@ -65,7 +65,7 @@ def _draw_heads(args):
 
   from sparse_transformer.training import kernel_check
   from sparse_transformer.training.experiment import open_run
-  from sparse_transformer.training.explanation import head_statistics
+  from sparse_transformer.training.reports import head_statistics
 
   run = open_run(args.workdir, cli.overrides(exact=True), args.step)
   experiment = run.experiment
@@ -94,13 +94,13 @@ def _draw_heads(args):
 
 def _explain(args):
   from sparse_transformer.figures import masks
-  from sparse_transformer.training import announcements
+  from sparse_transformer.training import banner
   from sparse_transformer.training.experiment import Experiment
-  from sparse_transformer.training.explanation import network_report
+  from sparse_transformer.training.reports import network_report
 
   experiment = Experiment(args.config)
   model = experiment.model
-  announcements.warn(experiment)
+  banner.warn(experiment)
   report = network_report.describe(experiment.config, model)
   if args.compile:
     found = experiment.compile().memory_analysis()

@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _summary(experiment, step, about, lines, changes):
   from sparse_transformer import model as model_lib
-  from sparse_transformer.training.explanation import costs
+  from sparse_transformer.training import costs
 
   config, source = experiment.config, experiment.source
   network, made = experiment.model, ("command", "begun", "commit", "machine")

@@ -17,8 +17,8 @@ from sparse_transformer import model, patterns
 from sparse_transformer.training import metrics
 from sparse_transformer.training.evaluation import evaluations
 from sparse_transformer.training.experiment import Experiment, open_run
-from sparse_transformer.training.explanation import head_statistics
 from sparse_transformer.training.loop import train
+from sparse_transformer.training.reports import head_statistics
 from sparse_transformer.training.step import mean_loss, position_losses
 
 SOURCE = types.SimpleNamespace(

@@ -15,7 +15,7 @@ from helpers import runs
 from sparse_transformer import config as config_lib, model, schema
 from sparse_transformer.data import sources
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import network_report
+from sparse_transformer.training.reports import network_report
 
 NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES.remove("default")

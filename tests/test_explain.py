@@ -11,7 +11,7 @@ from configs import digits
 from sparse_transformer import patterns
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import network_report
+from sparse_transformer.training.reports import network_report
 
 SCRIPT = "sparse_transformer/explain.py"
 TWO_LAYERS = runs.tiny(**{"model.num_layers": 2})

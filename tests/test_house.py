@@ -44,7 +44,7 @@ WITHIN = {
   },
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "step"},
-  "training/explanation": {"distributed", "optimizer", "step"},
+  "training/reports": {"costs", "distributed"},
   "training/evaluation": {
     *("checkpoints", "distributed", "experiment", "kernel_check", "step")
   },

@@ -10,8 +10,7 @@ from helpers import runs
 
 from sparse_transformer import config
 from sparse_transformer.data import codecs
-from sparse_transformer.training import metrics
-from sparse_transformer.training.explanation import costs
+from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.loop import train
 
 

@@ -19,9 +19,8 @@ from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import machine
 from sparse_transformer.data import files
-from sparse_transformer.training import metrics, optimizer
+from sparse_transformer.training import costs, metrics, optimizer
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 NAME, MARGIN = "cifar10_large", 90  # seconds to compile and to validate
 SMALL = "model.num_layers=2", "model.width=32"

@@ -9,8 +9,8 @@ from benchmarks import compiled, record, report
 from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
 from sparse_transformer import atomic, patterns, tables
+from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"

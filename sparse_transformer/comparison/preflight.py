@@ -6,9 +6,8 @@ import jax
 
 from sparse_transformer import atomic, data, schema
 from sparse_transformer.comparison.plan import Comparison, Trial
-from sparse_transformer.training import loop, warm_start, workdir
+from sparse_transformer.training import costs, loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 MAX_RATIO = 1.1  # of numbers of keys that count as equal
 

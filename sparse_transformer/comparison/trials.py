@@ -10,10 +10,9 @@ from sparse_transformer import atomic, config as config_lib, version
 from sparse_transformer.comparison import jobs, record, run
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.model.transformer import count_parameters
-from sparse_transformer.training import metrics
+from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import TIMES
 
 ENDED, DIVERGED = "end", "diverged"  # the last lines of metrics.jsonl

@@ -21,9 +21,9 @@ from sparse_transformer.attention.contract import others_of
 from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
+from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 
 def main() -> None:

@@ -21,10 +21,9 @@ from sparse_transformer import (
 from sparse_transformer.attention import registry
 from sparse_transformer.data import files
 from sparse_transformer.model import sharding
-from sparse_transformer.training import step as step_lib
+from sparse_transformer.training import costs, step as step_lib
 from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.distributed import mesh as mesh_lib, processes
-from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.optimizer import make_optimizer, schedule
 
 

@@ -21,8 +21,8 @@ from jax._src import xla_bridge  # nothing public says whether devices are used
 
 from sparse_transformer import atomic
 from sparse_transformer.attention import registry, verify
+from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 MAX_SECONDS = 300  # of a check, which usually takes a few
 DRIVER = pathlib.Path("/proc/driver/nvidia/version")

@@ -26,7 +26,8 @@ from sparse_transformer.attention import registry
 from sparse_transformer.figures.masks import save_patterns
 from sparse_transformer.progress import progress
 from sparse_transformer.training import (
-  announcements,
+  banner,
+  costs,
   kernel_check,
   metrics,
   optimizer,
@@ -37,7 +38,6 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
 from sparse_transformer.training.evaluation import samples, scoring
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.profile import Profile
 from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Limit, Stopwatch
@@ -127,7 +127,7 @@ def train(
         processes.decide(write)
         if start:
           writer.note(step, "start", **start)
-          writer.say(announcements.origin(start))
+          writer.say(banner.origin(start))
         run = _Run(experiment, options, stops, saver, writer)
         state = _steps(run, state, (start or {}).get("bits"))
   if stops.reason:
@@ -136,7 +136,7 @@ def train(
       " command again to resume"
     )
   about = experiment, workdir, options.config_file
-  processes.decide(lambda: print(announcements.end(*about)))
+  processes.decide(lambda: print(banner.end(*about)))
   return state
 
 
@@ -234,7 +234,7 @@ def check(experiment: Experiment) -> None:
 
 
 def _compile(experiment, workdir, limit, step):
-  processes.decide(lambda: announcements.introduce(experiment, workdir, limit))
+  processes.decide(lambda: banner.introduce(experiment, workdir, limit))
   if step >= experiment.config.train.steps:
     return
   began = time.perf_counter()

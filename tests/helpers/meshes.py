@@ -21,9 +21,9 @@ import jax
 import numpy as np
 from helpers import runs
 
+from sparse_transformer.training import costs
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 TINY = {
   "model.num_layers": 2,

@@ -10,8 +10,8 @@ from helpers import runs
 
 from configs import digits
 from sparse_transformer.targets import compilers, hardware, worker
+from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 H100 = hardware.parse("h100")
 # Reads the request, which names the folder of the answer.

@@ -10,7 +10,7 @@ import pytest
 from helpers import runs
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import announcements, loop, metrics, warm_start
+from sparse_transformer.training import banner, loop, metrics, warm_start
 from sparse_transformer.training.checkpoints import exported, store
 from sparse_transformer.training.experiment import Experiment, open_run
 
@@ -124,7 +124,7 @@ def test_weights_that_mean_something_else_are_rejected_or_named(
   _, about = warm_start.first_state(Experiment(runs.tiny(**start)))
   (changed,) = about["changed"]
   assert message in changed and not about["random"]
-  assert message in announcements.origin(about)
+  assert message in banner.origin(about)
 
 
 def test_settings_that_change_no_meaning_may_differ(tmp_path):

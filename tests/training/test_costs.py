@@ -5,8 +5,8 @@ import pytest
 from helpers import runs
 
 from sparse_transformer import model as model_lib
+from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 
 
 def network(**changes):

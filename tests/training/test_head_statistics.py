@@ -22,7 +22,7 @@ from sparse_transformer.patterns import (
   Strided,
   TopBlocks,
 )
-from sparse_transformer.training.explanation import head_statistics
+from sparse_transformer.training.reports import head_statistics
 
 WHITE, PALE, DARK = map(style.rgb, ("#ffffff", style.PALER, style.DARK))
 

@@ -13,11 +13,10 @@ import pytest
 from helpers import runs
 
 from sparse_transformer import machine, signals, version
-from sparse_transformer.training import loop, metrics, optimizer
+from sparse_transformer.training import costs, loop, metrics, optimizer
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("shared_experiments")

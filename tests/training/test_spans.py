@@ -10,7 +10,7 @@ from sparse_transformer import model
 from sparse_transformer.patterns import AdaptiveSpan, Local
 from sparse_transformer.training import loop
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import head_statistics
+from sparse_transformer.training.reports import head_statistics
 
 SPAN = AdaptiveSpan(10, 4)
 # Of three layers; the second has no spans, the last one in its first head only.

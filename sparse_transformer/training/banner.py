@@ -9,9 +9,8 @@ from typing import Any
 
 from sparse_transformer import data, model as model_lib, patterns, version
 from sparse_transformer.attention import registry
-from sparse_transformer.training import metrics
+from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.explanation import costs
 from sparse_transformer.training.stopwatch import Limit
 
 Path = str | os.PathLike

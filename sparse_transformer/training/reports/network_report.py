@@ -17,8 +17,8 @@ from sparse_transformer.attention.contract import Case, Unsupported
 from sparse_transformer.attention.heads import key_heads
 from sparse_transformer.figures.masks import first_few
 from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
-from sparse_transformer.training.explanation import costs
 
 DEVICES = {x: ("cuda", y) for x, y in dict(h100=9.0, a100=8.0).items()}
 DEVICES |= dict(rtx4090=("cuda", 8.9), v5e=("tpu", 0.0), cpu=("cpu", 0.0))

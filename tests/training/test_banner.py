@@ -9,7 +9,7 @@ from helpers import runs
 
 from configs import cifar10, digits, enwik8
 from sparse_transformer import config as config_lib, data
-from sparse_transformer.training import announcements
+from sparse_transformer.training import banner
 from sparse_transformer.training.experiment import Experiment
 
 # Of patterns alone, as expressions.
@@ -46,7 +46,7 @@ def test_shared_summaries_and_columns_that_skip_the_byte_above_are_reported(
 ):
   config = preset.get_config()
   config.attention.update(changes)
-  announcements.warn(Experiment(config))
+  banner.warn(Experiment(config))
   error = capsys.readouterr().err
   assert error.count("\n") == (words is not None)
   assert re.search(words or "^$", error)
@@ -59,7 +59,7 @@ def test_command_at_the_end_works_in_any_folder(
   monkeypatch.chdir(tmp_path)
   experiment = Experiment(config_lib.read_config(trained))
   monkeypatch.setitem(data.SOURCES, "mine", lambda config: None)
-  line = announcements.end(experiment, trained, file)
+  line = banner.end(experiment, trained, file)
   python, script, *words = shlex.split(line.partition("saved: ")[2])
   assert python == "python"
   assert pathlib.Path(script).resolve() == runs.REPO / "eval.py"

@@ -11,6 +11,7 @@ import sys
 import jax
 import pytest
 from helpers import bad_inputs, runs
+from helpers.cases import soak
 
 # Raised by Python when it parses a config file that is not a program.
 pytestmark = pytest.mark.filterwarnings("ignore::SyntaxWarning")
@@ -33,8 +34,11 @@ def compiled():
   jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("bad", [*bad_inputs.cases()], ids=lambda bad: bad.name)
+@pytest.mark.parametrize(
+  "bad",
+  [bad if bad.is_quick else soak(bad) for bad in bad_inputs.cases()],
+  ids=lambda bad: bad.name,
+)
 def test_bad_input_is_answered_in_one_line(
   bad, trained, compiled, tmp_path, capfd, monkeypatch
 ):

@@ -82,7 +82,8 @@ def shared_experiments():
   """Runs with the same config and built-in data trace and compile once."""
   from sparse_transformer.training import loop
 
-  made, plain = {}, loop.Experiment
+  made = {}
+  plain = loop.Experiment
 
   def experiment(config):
     if config.data.path:  # whose contents may change

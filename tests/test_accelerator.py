@@ -44,13 +44,16 @@ def test_parts_run_and_write_their_results(tmp_path):
   words = "--small", f"--parts={','.join(parts)}", "--executors=streamed"
   # More devices than sequences in the batch of the preset.
   done = command(*words, f"--out={out}", **runs.environment(8))
+
   assert done.returncode == 0, done.stderr
   found = json.loads(out.read_text())
   assert [*found] == [*parts]
   for part in found.values():
-    assert part["entries"] and part["device"]["small"]
+    assert part["entries"]
+    assert part["device"]["small"]
     assert not any("failed" in x for x in part["entries"].values())
-  assert "digits" in done.stdout and "streamed" in done.stdout
+  assert "digits" in done.stdout
+  assert "streamed" in done.stdout
   assert summary.page([found]) == summary.page([])  # small: not for pages
 
 
@@ -73,9 +76,11 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
     *_, (_, found) = accelerator.run_part("faulty", Settings(seconds=3600))
   finally:
     path.unlink()
+
   reasons = {name: entry.get("failed", "") for name, entry in found.items()}
   failed = dict(raises="ValueError: no", dies="its process ended with 7")
   failed["hangs"] = "it took too long"
+
   assert reasons == dict(good="", last="") | failed
 
 
@@ -115,13 +120,19 @@ LATE = {"skipped": "its part had no time left"}
 def test_results_are_written_as_they_come(
   end, minutes, b, c, tmp_path, monkeypatch
 ):
-  start, out = tmp_path / "start.py", tmp_path / "x.json"
+  start = tmp_path / "start.py"
+  out = tmp_path / "x.json"
   start.write_text(WRITTEN + end)
   monkeypatch.setattr(accelerator, "CHILD", (sys.executable, str(start)))
   words = "--parts=setup", f"--minutes={minutes}", f"--out={out}"
+
   assert accelerator.run(accelerator.parse(words)) == ("failed" in b)
   found = json.loads(out.read_text())["setup"]["entries"]
-  assert found == {"a": {"value": 17}, "b": b, "c": c}
+  assert found == {
+    "a": {"value": 17},
+    "b": b,
+    "c": c,
+  }
 
 
 @pytest.mark.parametrize(
@@ -136,7 +147,8 @@ def test_bad_settings_are_one_line(words, line, tmp_path):
   done = command(*words, f"--out={tmp_path}/x.json")
   assert done.returncode == 1
   (found,) = done.stderr.splitlines()
-  assert found.startswith("accelerator: ") and line in found
+  assert found.startswith("accelerator: ")
+  assert line in found
 
 
 @pytest.mark.parametrize(
@@ -157,9 +169,11 @@ def test_flash_attention_is_an_entry_where_it_is_installed(monkeypatch):
   fake.flash_attn = lambda q, k, v, *, causal: dense(q, k, v)
   monkeypatch.setitem(sys.modules, "fa4_jax", fake)
   small = Settings(small=True, executors=("streamed",))
+
   assert not [x for x in attention.entries(small) if attention.FLASH in x]
   monkeypatch.setattr(attention.platforms, "current_platform", lambda: "cuda")
   *_, last = attention.entries(small).items()
+
   assert attention.FLASH in last[0]
   monkeypatch.setattr(attention.platforms, "current_platform", lambda: "cpu")
   assert "forward_backward" in last[1]()["programs"][attention.FLASH]

@@ -50,11 +50,14 @@ def test_bad_input_is_answered_in_one_line(
   compiled.clear()
   status = runs.command(bad.script, *bad.words)
   out, err = capfd.readouterr()
+
   assert status == 1, (bad, out, err)
   assert err.count("\n") == 1 and err.endswith("\n"), (bad, err)
+
   program, _, message = err.partition(": ")
   path = pathlib.Path(bad.script)
   name = path.parent.name if path.stem == "__main__" else path.name
+
   assert program == name, (bad, err)
   assert re.search(bad.phrase, message), (bad, err)
   assert len(message) < MAX_LINE, (bad, err)

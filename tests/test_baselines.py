@@ -38,9 +38,13 @@ def test_independent_positions_score_the_entropy_of_their_values():
 def score(config, data, folder):
   """The record that the command writes."""
   out = folder / "out" / "baselines.json"
-  words = f"--config={runs.REPO}/configs/{config}.py", f"--out={out}"
-  words += (f"--config.data.path={data}",)
+  words = (
+    f"--config={runs.REPO}/configs/{config}.py",
+    f"--out={out}",
+    f"--config.data.path={data}",
+  )
   assert runs.command("benchmarks/baselines.py", *words) == 0
+
   assert str(folder) not in out.read_text()
   record = json.loads(out.read_text())
   return record, {row["model"]: row for row in record["rows"]}
@@ -52,14 +56,22 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
   data.write_bytes(text.tobytes() * 4)  # the test split repeats the rest
   lacks = importlib.util.find_spec("pyppmd") is None
   record, rows = score("text_small", data, tmp_path)
-  assert record["symbols"] == dict(train=18_000, validation=1_000, test=1_000)
+
+  assert record["symbols"] == dict(
+    train=18_000,
+    validation=1_000,
+    test=1_000,
+  )
   assert ("pip install pyppmd" in capsys.readouterr().out) == lacks
+
   for name in baselines.COMPRESSORS:
     if lacks and "PPMd" in name:
       assert f"`{name}`" not in rows
     else:
       assert rows[f"`{name}`"]["test"] < 2.5, name
+
   whole = (text.tobytes() * 4)[:18_000]
+
   assert rows["`xz -9e`"]["test"] < 8 * len(lzma.compress(whole)) / 18_000
 
 
@@ -73,10 +85,13 @@ def colors(number, seed=0):
 @pytest.mark.parametrize("near", linear.NEIGHBORS, ids=len)
 def test_linear_prediction_is_a_distribution_given_what_is_before(near):
   bits_of = linear.fit(colors(200), near, (6, 5, 3), 16)
-  image, position = colors(1, seed=1)[0], 49  # G, and not at an edge
+  # G, and not at an edge
+  image = colors(1, seed=1)[0]
+  position = 49
   others = np.repeat(image[None], 16, axis=0)
   others[:, position] = range(16)
   bits = bits_of(others)
+
   assert np.exp2(-bits[:, position]).sum() == pytest.approx(1)
   assert (bits[:, :position] == bits[0, :position]).all()
   assert (bits[1:, position + 3] != bits[0, position + 3]).any()
@@ -101,9 +116,15 @@ def moving(frames=32, seed=0):
 def test_clips_are_frames_one_below_the_other_in_the_order_of_time():
   frames = moving()
   clips = video.cut(frames, 16)
+
   assert clips.shape == (2 * 2 * 3, 256, 16)
-  t, row, column, y, x = 5, 1, 2, 3, 7
+  t = 5
+  row = 1
+  column = 2
+  y = 3
+  x = 7
   clip = clips[6 + 3 * row + column]
+
   assert clip[16 * t + y, x] == frames[16 + t, 16 * row + y, 16 * column + x]
   assert (video.cut(frames, 4)[0] == clips[0, :64]).all()
   assert video.shrunk(frames, 4)[3, 2, 1] == np.rint(
@@ -136,7 +157,8 @@ CLIPS = data_lib.Images((256, 16, 1), 256, dict)
 
 def test_counts_of_clips_score_the_entropy_of_their_changes():
   """A random first frame, and changes of -1, 0 and 1 that are independent."""
-  rng, p = np.random.default_rng(0), [0.25, 0.5, 0.25]
+  rng = np.random.default_rng(0)
+  p = [0.25, 0.5, 0.25]
   frames = lambda number: np.concatenate(
     [
       rng.integers(100, 150, (number, 1, 256)),
@@ -144,12 +166,17 @@ def test_counts_of_clips_score_the_entropy_of_their_changes():
     ],
     axis=1,
   )
-  sizes = dict(train=200, validation=20, test=20)
+  sizes = dict(
+    train=200,
+    validation=20,
+    test=20,
+  )
   splits = {
     split: frames(number).cumsum(1).reshape(number, -1).astype(np.uint8)
     for split, number in sizes.items()
   }
   rows = counts.score(splits, CLIPS)
+
   assert [row["model"] for row in rows] == [
     f"counts, {number} contexts" for number in ("256", "289", "4,913")
   ]
@@ -192,9 +219,11 @@ def test_codecs_code_a_mosaic_without_loss():
   imagecodecs = pytest.importorskip("imagecodecs")
   images = colors(7).reshape(-1, 6, 5, 3)
   mosaic = baselines.mosaic(images)
+
   assert mosaic.shape == (18, 15, 3)
   assert (mosaic[6:12, 5:10] == images[4]).all()
   assert not mosaic[12:, 5:].any()
+
   splits = {x: images for x in data_lib.SPLITS}
   rows = baselines.codecs(splits, images.shape[1:])
   for row, (codec, options) in zip(

@@ -16,12 +16,14 @@ def test_quick_run_measures_ours_and_writes_json(tmp_path):
   out = tmp_path / "results" / "quick.json"
   words = "--cases=quick", "--rounds=1", f"--out={out}"
   done = runs.python("-m", "benchmarks.attention", *words)
+
   assert done.returncode == 0, done.stderr
   assert "Local(64)" in done.stdout
   text = out.read_text()
   assert str(runs.REPO) not in text
   rows = json.loads(text)["cases"]["quick"]["rows"]
   ours = [row for row in rows if row["program"] == "ours"]
+
   assert len(ours) == 2
   for row in ours:
     assert row["forward"]["median"] > 0
@@ -39,6 +41,7 @@ def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():
     for name, examples in patterns.examples().items()
     if examples.causal
   }
+
   assert causal <= set(map(type, found))
   assert not any(np.triu(pattern.matrix(96), 1).any() for pattern in found)
 
@@ -46,7 +49,9 @@ def test_oracle_has_every_class_with_a_causal_form_and_causal_patterns_only():
 def test_reference_agrees_with_dense_attention():
   import jax
 
-  pattern, n = patterns.Local(5) - patterns.Block(3), 24  # has empty rows
+  # has empty rows
+  pattern = patterns.Local(5) - patterns.Block(3)
+  n = 24
   rng = np.random.default_rng(0)
   q, k, v, dout = rng.standard_normal((4, 1, n, 2, 8), np.float32)
   attend = lambda q: attention.attend(q, k, v, pattern, backend="dense")
@@ -55,13 +60,22 @@ def test_reference_agrees_with_dense_attention():
   inputs = (x[0].astype(np.float64) for x in (q, k, v, dout))
   mask = worker.mask_of(worker.Entry("ours", "", n), pattern, rows)
   got_out, got_dq = worker.reference(*inputs, mask, rows)
+
   np.testing.assert_allclose(got_out, out[0, rows], atol=1e-5)
   np.testing.assert_allclose(got_dq, pull(dout)[0][0, rows], atol=1e-5)
 
 
 def _row(**changes):
-  row = dict(program="ours", pattern="Causal()", n=100, batch=2, heads=3)
-  row |= dict(width=10, dtype="float32", pairs=5050)
+  row = dict(
+    program="ours",
+    pattern="Causal()",
+    n=100,
+    batch=2,
+    heads=3,
+    width=10,
+    dtype="float32",
+    pairs=5050,
+  )
   return row | changes
 
 
@@ -74,6 +88,7 @@ def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
     _row(pattern="Local(10)", pairs=505, **times(2.0)),
   ]
   report.add_ratios(rows)
+
   assert rows[3]["speedup"] == {"forward": 2.0}
   assert rows[3]["ideal"] == 10
   assert rows[0]["speedup"] == {"forward": 0.5}

@@ -4,13 +4,13 @@ import functools
 import json
 import math
 import re
-import shutil
 import types
 
 import jax
 import numpy as np
 import pytest
 from helpers import networks, runs
+from helpers.errors import refused
 
 from configs import lra_image
 from sparse_transformer import model, patterns
@@ -22,11 +22,21 @@ from sparse_transformer.training.reports import head_statistics
 from sparse_transformer.training.step import mean_loss, position_losses
 
 SOURCE = types.SimpleNamespace(
-  vocab_size=5, length=12, shape=(3, 4), separator=None, classes=("a", "b", "c")
+  vocab_size=5,
+  length=12,
+  shape=(3, 4),
+  separator=None,
+  classes=("a", "b", "c"),
 )
 SOURCE.orders = ()
-SMALL = {"model.num_layers": 2, "model.num_heads": 2, "model.width": 16}
-SMALL |= {"attention.stride": 4, "attention.window": 4, "attention.width": 1}
+SMALL = {
+  "model.num_layers": 2,
+  "model.num_heads": 2,
+  "model.width": 16,
+  "attention.stride": 4,
+  "attention.window": 4,
+  "attention.width": 1,
+}
 
 
 def configured(pattern="dense", **changes):
@@ -50,7 +60,8 @@ def test_untrained_network_scores_log2_of_the_classes():
   _, network = configured()
   params = jax.jit(lambda: model.init_params(network, 0))()
   logits_BC = networks.apply(network)(params, rows())
-  assert logits_BC.shape == (3, 3) and not logits_BC.any()
+  assert logits_BC.shape == (3, 3)
+  assert not logits_BC.any()
   bits = np.asarray(position_losses(logits_BC, rows())) / math.log(2)
   np.testing.assert_allclose(bits, np.full((3, 1), math.log2(3)), rtol=1e-7)
 
@@ -78,14 +89,22 @@ def write_texts(folder):
       letters = np.array([*b"a" * size, *b"b" * (number - size)], np.uint8)
       text = random.permutation(letters).tobytes()
       (folder / name / f"{i:03}.txt").write_bytes(text)
+
   changes = {
-    **{"data.name": "labelled", "data.path": str(folder)},
-    **{"data.length": 16, "data.columns": 4},
-    **{"data.fractions": (0.6, 0.2, 0.2), "attention.pattern": "dense"},
-    **{"model.task": "classify"},
-    **{"optimizer.learning_rate": 0.01, "optimizer.ema_decay": 0.5},
-    **{"train.steps": 40, "train.batch_size": 16, "train.log_every": 10},
-    **{"eval.sequences": 0, "checkpoint.every": 30},
+    "data.name": "labelled",
+    "data.path": str(folder),
+    "data.length": 16,
+    "data.columns": 4,
+    "data.fractions": (0.6, 0.2, 0.2),
+    "attention.pattern": "dense",
+    "model.task": "classify",
+    "optimizer.learning_rate": 0.01,
+    "optimizer.ema_decay": 0.5,
+    "train.steps": 40,
+    "train.batch_size": 16,
+    "train.log_every": 10,
+    "eval.sequences": 0,
+    "checkpoint.every": 30,
   }
   return runs.tiny(**changes)
 
@@ -101,20 +120,26 @@ def run(tmp_path_factory):
 
 def test_separable_classes_are_learned(run, capsys):
   first, *lines = metrics.read(workdir := run[0])
-  assert first["bits_per_dim"] < 1.5 and 0 <= first["accuracy"] <= 1
+  assert first["bits_per_dim"] < 1.5
+  assert 0 <= first["accuracy"] <= 1
   *_, last = (line for line in lines if line["split"] == "validation")
   assert last["accuracy"] > 0.9
   assert runs.command("eval.py", f"--workdir={workdir}") == 0
   out, err = capsys.readouterr()
   result = json.loads(out)
+
   assert result["classes"] == ["a", "b"]
-  assert "bits/label, accuracy " in err and err.endswith(", 40 examples\n")
-  assert result["accuracy"] > 0.9 and result["bits_per_dim"] < 0.5
-  assert result["unit"] == "bits/label" and result["tokens"] == 40
+  assert "bits/label, accuracy " in err
+  assert err.endswith(", 40 examples\n")
+  assert result["accuracy"] > 0.9
+  assert result["bits_per_dim"] < 0.5
+  assert result["unit"] == "bits/label"
+  assert result["tokens"] == 40
   p = result["accuracy"]
   assert result["accuracy_error"] == pytest.approx(math.sqrt(p * (1 - p) / 39))
   page = runs.report(workdir)
-  assert f"accuracy {p:.4f}" in page and "bits/label" in page
+  assert f"accuracy {p:.4f}" in page
+  assert "bits/label" in page
 
 
 def test_accuracy_is_the_share_of_labels_predicted(run):
@@ -128,29 +153,24 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   assert score.accuracy == (logits_BC.argmax(1) == examples[:, -2]).mean()
 
 
-def test_resumed_run_is_the_same(run, tmp_path):
-  workdir, config = run
-  shutil.copytree(workdir, tmp_path / "run")
-  shutil.rmtree(tmp_path / "run" / "checkpoints" / "40")
-  train(config, tmp_path / "run")
-  assert runs.without_speed(tmp_path / "run") == runs.without_speed(workdir)
-  states = (open_run(x).restore() for x in (workdir, tmp_path / "run"))
-  jax.tree.map(np.testing.assert_array_equal, *states)
-
-
 def test_explain_names_what_is_read(run, capsys, tmp_path, monkeypatch):
-  script, out = "sparse_transformer/explain.py", f"--out={tmp_path}"
+  script = "sparse_transformer/explain.py"
+  out = f"--out={tmp_path}"
   explain = functools.partial(runs.command, script, f"--workdir={run[0]}", out)
-  meshes, collect = [], head_statistics.collect
+  meshes = []
+  collect = head_statistics.collect
   spy = lambda *x: meshes.append(jax.sharding.get_mesh()) or collect(*x)
   monkeypatch.setattr(head_statistics, "collect", spy)
+
   assert explain() == 0
   found = capsys.readouterr()
   assert re.search("sees +everything after 1 layer ", found.out)
   assert not found.err
   assert explain("--example=0") == 0
+
   report = json.loads((tmp_path / "attention.json").read_text())
   example = Experiment(run[1]).source.examples("test")[0]
+
   assert report["positions"] == example[-1] < 16
   assert not meshes[0].empty  # kernels need it
 
@@ -162,7 +182,8 @@ def test_symbols_of_labelled_data_are_predicted_and_padding_is_not_scored():
   config, _ = configured("dense", **{"model.task": "generate"})
   source = types.SimpleNamespace(**vars(SOURCE) | dict(classes=()))
   network = model.configure(config, source)
-  params, apply = networks.random_params(network), networks.apply(network)
+  params = networks.random_params(network)
+  apply = networks.apply(network)
   tokens = rows()[:, :12].astype(np.int8)
   padded = np.where(np.arange(12) < np.c_[[12, 7, 1]], tokens, -1)
   nats = np.concatenate(
@@ -172,6 +193,7 @@ def test_symbols_of_labelled_data_are_predicted_and_padding_is_not_scored():
     ]
   )
   found = mean_loss(apply(params, padded), padded)
+
   np.testing.assert_allclose(found, nats.mean(), rtol=1e-5)
 
 
@@ -183,17 +205,28 @@ def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   train(config, tmp_path / "generator")
   lines = metrics.read(tmp_path / "generator")
   *_, last = (line for line in lines if line["split"] == "validation")
-  assert last["bits_per_dim"] < 5 and "accuracy" not in last
+
+  assert last["bits_per_dim"] < 5
+  assert "accuracy" not in last
+
   (result,) = runs.scores(capsys, tmp_path / "generator")
   examples = [x for x in Experiment(config).source.examples("test")]
+
   assert result["tokens"] == sum((x >= 0).sum() for x in examples)
   assert result["unit"] == "bits/byte"
-  changes = {"model.task": "classify"}
-  changes |= {"train.init_from": str(tmp_path / "generator")}
+
+  changes = {
+    "model.task": "classify",
+    "train.init_from": str(tmp_path / "generator"),
+  }
   config.update_from_flattened_dict(changes)
-  with pytest.raises(ValueError, match=r"logits.kernel is \[16, 256\] there"):
+
+  with refused(r"logits.kernel is \[16, 256\] there"):
     train(config, tmp_path / "classifier")
+
   config.train.init_partial = True
   train(config, tmp_path / "classifier")
   start, first, *_ = metrics.read(tmp_path / "classifier")
-  assert start["split"] == "start" and 0 <= first["accuracy"] <= 1
+
+  assert start["split"] == "start"
+  assert 0 <= first["accuracy"] <= 1

@@ -51,9 +51,11 @@ def test_help_lists_all_flags(command, capsys):
 def test_flags_are_read_without_loading_jax():
   words = "-X", "importtime", "train.py", "--config=no.py", "--workdir=x"
   done = runs.python(*words)
-  assert done.returncode == 1 and "no.py: no such file\n" in done.stderr
+  assert done.returncode == 1
+  assert "no.py: no such file\n" in done.stderr
   loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-  assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
+  assert "absl" in loaded
+  assert not loaded & {"jax", "matplotlib", "scipy"}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +80,15 @@ def test_error_that_a_user_can_fix_becomes_one_line(
     raise error
 
   monkeypatch.setattr(sys, "argv", ["tool"])
+
   with pytest.raises(SystemExit) as exit:
     cli.run(main)
+
   flags.FLAGS.unparse_flags()
   err = capfd.readouterr().err
-  assert exit.value.code == 1 and err.count("\n") == 1
+
+  assert exit.value.code == 1
+  assert err.count("\n") == 1
   assert re.search(message, err)
 
 
@@ -119,6 +125,7 @@ def test_flag_and_value_may_be_two_words(command, trained, capfd):
     words = [w.replace("FILE", runs.DIGITS.partition("=")[2]) for w in words]
     assert runs.command(command, *words) == 1
     answers.append(capfd.readouterr().err)
+
   assert answers[0] == answers[1]
   assert not re.search("is (missing|empty|given)|unexpected", answers[0])
 
@@ -148,17 +155,23 @@ def test_nearest_run_and_data_are_named(trained, tmp_path, capfd):
   shutil.copytree(trained, tmp_path / "digits")
   words = f"--workdir={tmp_path / 'digit'}", f"--workdir={tmp_path / 'new'}"
   close = f"did you mean {tmp_path / 'digits'}?\n"
+
   assert runs.command("eval.py", words[0]) == 1
   assert capfd.readouterr().err.endswith(close)
+
   path = f"--config.data.path={tmp_path / 'digtis'}"
   text = f"--config={runs.REPO / 'configs' / 'text_small.py'}"
+
   assert runs.command("train.py", text, path, words[1]) == 1
   assert capfd.readouterr().err.endswith(close)
 
 
 def test_integer_may_have_an_exponent(capsys):
-  words = runs.DIGITS, "--config.train.steps=1e3"
-  words += ("--config.optimizer.warmup_steps=5000",)
+  words = (
+    runs.DIGITS,
+    "--config.train.steps=1e3",
+    "--config.optimizer.warmup_steps=5000",
+  )
   assert runs.command("sparse_transformer/explain.py", *words) == 1
   assert "must be less than train.steps=1000\n" in capsys.readouterr().err
 
@@ -236,8 +249,11 @@ def test_function_of_a_config_file_gets_the_metrics(
   words = f"--config={path}", f"--workdir={tmp_path / 'run'}"
   assert runs.command("train.py", *words) == 0
   lines = capsys.readouterr().out.splitlines()
+
   assert [line for line in lines if line.startswith("hook")] == [
-    *("hook 1 train True", "hook 2 train True", "hook 2 validation True")
+    "hook 1 train True",
+    "hook 2 train True",
+    "hook 2 validation True",
   ]
   assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
 
@@ -279,6 +295,7 @@ def test_code_of_a_run_is_named_and_not_run(command, own, capfd):
   assert runs.command(command, "--workdir=a run", "--config.train.seed=7") == 1
   (line,) = capfd.readouterr().err.splitlines()
   start, _, printed = line.partition(", run ")
+
   assert start.endswith(
     ".py: Mine, mine must be registered first: if you trust the code in a"
     " run/config.py"
@@ -310,7 +327,8 @@ def test_code_of_a_run_is_named_before_jax_loads(own):
   done = runs.python(*words)
   assert "must be registered first" in done.stderr
   loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-  assert "absl" in loaded and not loaded & {"jax", "matplotlib", "scipy"}
+  assert "absl" in loaded
+  assert not loaded & {"jax", "matplotlib", "scipy"}
 
 
 def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import comparisons, runs
+from helpers.errors import refused
 from scipy import stats
 
 from configs import digits
@@ -36,11 +37,18 @@ STEPS = ("steps", 20)
 
 def of(field, values, budget=STEPS, seeds=1, root="unused", **changes):
   """The plan of a comparison of values, separated by semicolons, of digits."""
-  more = {x: changes.pop(x) for x in [*changes] if "." not in x}
-  config = runs.tiny(**{"attention.pattern": "dense"} | changes)
-  what = runs.DIGITS.partition("=")[2], digits.get_config(), config
-  what += pathlib.Path(root), field, values.split(";"), budget, range(seeds)
-  return plan_lib.Comparison(*what, **more)
+  options = {x: changes.pop(x) for x in [*changes] if "." not in x}
+  return plan_lib.Comparison(
+    file=runs.DIGITS.partition("=")[2],
+    preset=digits.get_config(),
+    config=runs.tiny(**{"attention.pattern": "dense"} | changes),
+    root=pathlib.Path(root),
+    field=field,
+    choices=values.split(";"),
+    budget=budget,
+    seeds=range(seeds),
+    **options,
+  )
 
 
 # Plans.
@@ -80,17 +88,22 @@ def test_config_of_a_run_follows_from_its_choice_seed_and_budget():
   expected = runs.tiny(**changes, **{"model.dropout": 0.2})
   expected.train.update(seed=1, steps=20)
   expected.optimizer.warmup_steps = 1
+
   assert short.config.to_dict() == expected.to_dict()
-  expected.data.length, expected.train.batch_size = 32, 4
+  expected.data.length = 32
+  expected.train.batch_size = 4
+
   assert long.config.to_dict() == expected.to_dict()
   tuning = plan.tuning
   assert [x.config.model.dropout for x in tuning] == [0.1, 0.1, 0.2, 0.2]
   assert {x.config.train.seed for x in tuning} == {2}  # is not compared
   assert {x.config.train.steps for x in tuning} == {2**31 - 1}
   assert len({x.workdir for x in (short, long, *tuning)}) == 6
+
   # Warm-up is shortened, unless it is what varies.
   plan = of("optimizer.warmup_steps", "15")
   trial = plan_lib.Trial(plan, "15", seed=0)
+
   assert trial.config.optimizer.warmup_steps == 15
 
 
@@ -114,14 +127,20 @@ def test_runs_are_checked_without_computing_on_a_device():
 
 def test_comparison_does_not_go_on_with_other_data(tmp_path):
   path = tmp_path / "text"
-  changes = {"data.name": "bytes", "data.path": str(path), "data.length": 32}
-  changes |= {"data.columns": 8, "data.fractions": (0.5, 0.25, 0.25)}
+  changes = {
+    "data.name": "bytes",
+    "data.path": str(path),
+    "data.length": 32,
+    "data.columns": 8,
+    "data.fractions": (0.5, 0.25, 0.25),
+  }
   plan = of("attention.pattern", "dense;local", root=tmp_path / "c", **changes)
   path.write_bytes(b"abcd" * 256)
   preflight.begin(plan)
   preflight.begin(plan)
   path.write_bytes(b"abce" * 256)
-  with pytest.raises(ValueError, match="is of other data; use another"):
+
+  with refused("is of other data; use another"):
     preflight.begin(plan)
 
 
@@ -138,16 +157,22 @@ TWO = [
 def test_means_gaps_and_their_errors_are_over_the_seeds():
   best, first = comparisons.record(*TWO)["rows"]
   assert (best["choice"], first["choice"]) == ("local", "dense")
-  assert first["gap"] is None and first["validation"]["mean"] == 5
+  assert first["gap"] is None
+  assert first["validation"]["mean"] == 5
+
   samples = [3, 4, 8], [2.5, 3, 6]
   interval = stats.ttest_1samp(samples[0], 0).confidence_interval(0.95)
   error = (interval.high - interval.low) / 2
+
   assert first["validation"]["error"] == pytest.approx(error)
   assert best["gap"]["mean"] == pytest.approx(np.mean([-0.5, -1, -2]))
+
   welch = stats.ttest_ind(*samples, equal_var=False).confidence_interval(0.95)
   error = (welch.high - welch.low) / 2
+
   assert best["gap"]["error"] == pytest.approx(error)
-  assert best["peak_bytes"] == 2**20 + 2 and best["processor_seconds"] == 40
+  assert best["peak_bytes"] == 2**20 + 2
+  assert best["processor_seconds"] == 40
   (single,) = comparisons.record(TWO[0])["rows"]
   assert single["validation"] == dict(mean=3, error=None)
 
@@ -166,14 +191,17 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
     for bits in pair
   ]
   grid = record.tuning(plan.tuning, found)
+
   assert grid["best"] == {"dense": "0.01", "local": "0.1"}
   made = record.make_record(about, TWO[:3] + tested, grid)
   record.write_results(tmp_path, made)
   text = (tmp_path / "comparison.md").read_text()
   written = json.loads((tmp_path / "comparison.json").read_text())
+
   assert written == json.loads(json.dumps(made))
   titles, *rows = record.ranking(made)
   cells = [dict(zip(titles, row, strict=True)) for row in rows]
+
   assert [row["attention.pattern"] for row in cells] == ["local", "dense"]
   assert [row["test"] for row in cells] == ["9.0000 ± 0.0000", "-"]
   assert [row["minus dense"][:7] for row in cells] == ["-1.1667", "-"]
@@ -181,7 +209,8 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   assert "best on validation, local" in text
   (titles, dense, local), note = record.grid(made)
   assert titles[1:] == tuple(f"{tune[0]}={x}" for x in tune[1])
-  assert dense[2:] == ("[2.0000]", "diverged") and local[3] == "[3.0000]"
+  assert dense[2:] == ("[2.0000]", "diverged")
+  assert local[3] == "[3.0000]"
   assert note.endswith("a value beyond may be better: local.")
 
 
@@ -192,6 +221,7 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside():
   figure = record.draw_curves(made)
   figure.draw_without_rendering()
   time, steps = figure.axes
+
   assert time.get_xlabel() == "processor seconds"
   assert steps.get_xlabel() == "steps of 64 tokens"
   ends = [line.get_xydata()[-1].tolist() for line in steps.lines]
@@ -199,7 +229,8 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside():
   (legend,) = figure.legends
   assert len({text.get_text() for text in legend.texts}) == 30
   box = legend.get_window_extent()
-  assert box.x1 <= figure.bbox.x1 and box.y0 >= 0
+  assert box.x1 <= figure.bbox.x1
+  assert box.y0 >= 0
   for axis in figure.axes:
     assert axis.get_window_extent().x1 < box.x0
     assert axis.get_window_extent().width > 2 * figure.dpi
@@ -218,6 +249,7 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   cores = [*range(5)]
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
   monkeypatch.delenv("NPROC", raising=False)
+
   assert jobs.share_machine(1, {"seconds"}) == jobs.ALONE
   found = jobs.share_machine(2, {"steps"})
   assert [x.cores for x in found] == [["0", "1"], ["2", "3"]]
@@ -225,13 +257,15 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   # A clock ends these runs: no bits are to keep.
   timed = jobs.share_machine(2, {"steps", "processor_seconds"})
   assert timed[0].variables == {}
-  with pytest.raises(ValueError, match="--jobs=2: .* seconds are not a fair"):
+  with refused("--jobs=2: .* seconds are not a fair"):
     jobs.share_machine(2, {"seconds", "steps"})
-  with pytest.raises(ValueError, match="--jobs=6 must be at most 5, the cores"):
+  with refused("--jobs=6 must be at most 5, the cores"):
     jobs.share_machine(6, {"steps"})
+
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
   found = jobs.share_machine(3, {"seconds"})
+
   assert [x.variables[jobs.GPUS] for x in found] == ["7", "GPU-8", "9"]
   two = jax.devices() * 2
   monkeypatch.setattr(jax, "devices", lambda *_: two)
@@ -239,7 +273,8 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   plan = of("attention.backend", "dense;batched", **{"mesh.data": 1})
   preflight.check_runs(plan, 2)  # as each has one of the two
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-  with pytest.raises(ValueError, match="cannot share a TPU"):
+
+  with refused("cannot share a TPU"):
     jobs.share_machine(2, {"steps"})
 
 
@@ -271,6 +306,7 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
     job(tmp_path, "later", show),
   ]
   words = "run in .*fails failed: .*status 1, see .*output.txt: why.*kept"
+
   with pytest.raises(OSError, match=words):
     jobs.call(tasks, among)
   output = (tmp_path / "runs" / jobs.OUTPUT).read_text()
@@ -280,9 +316,11 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
   with pytest.raises(OSError, match="run in .*dies failed: SIGKILL .* memory"):
     jobs.call([job(tmp_path, "dies", "os.kill(os.getpid(), 9)")])
+
   signal.signal(signal.SIGCHLD, handler)
   (tmp_path / "dies" / jobs.OUTPUT).symlink_to(tmp_path / "mine")
-  with pytest.raises(ValueError, match="output.txt is not a regular file"):
+
+  with refused("output.txt is not a regular file"):
     jobs.call([job(tmp_path, "dies", "")], among)
 
 
@@ -301,6 +339,7 @@ def test_signal_is_forwarded_to_all_runs(tmp_path):
     os.kill(os.getpid(), signal.SIGTERM)
 
   threading.Thread(target=interrupt, daemon=True).start()
+
   with pytest.raises(signals.Stopped, match="SIGTERM in .*/a and .*/b; what"):
     jobs.call(tasks, [jobs.Share()] * 2)
   assert all((x.workdir / "saved").exists() for x in tasks)
@@ -315,11 +354,13 @@ def test_run_is_trained_and_scored_in_one_process(tmp_path, capfd):
   words = runs.DIGITS, f"--workdir={workdir}", *runs.flags_of()
   start = run.__file__, runs.REPO / "train.py"
   done = runs.python(*start, *words)
+
   assert done.returncode == 0, done.stderr
   path = workdir / "evaluations" / "validation-step4-context0-ema.json"
   made = json.loads(path.read_text())
   asked = "--split=validation", "--step=best"
   (again,) = runs.scores(capfd, workdir, *asked)
+
   assert all(made[x] == again[x] for x in again.keys() - {"command"})
   which = "--split=validation --step=4 --min_context=0"
   assert made["command"] == (
@@ -331,10 +372,13 @@ def test_run_is_trained_and_scored_in_one_process(tmp_path, capfd):
   shutil.rmtree(path.parent)
   path.parent.touch()
   done = runs.python(*start, *words)
-  assert done.returncode == 1 and done.stderr.count("\n") == 1
+
+  assert done.returncode == 1
+  assert done.stderr.count("\n") == 1
   assert done.stderr.startswith("eval.py: the score cannot be written: ")
   done = runs.python(*start, *words, "--config.train.step=9")
-  assert done.returncode == 1 and "eval" not in done.stderr
+  assert done.returncode == 1
+  assert "eval" not in done.stderr
   assert done.stderr.startswith("train.py: the config has no field")
 
 
@@ -349,17 +393,33 @@ def pretend(scores, called):
       words = dict(flags)
       bits = scores[task.label.split(", seed")[0]]
       called.append(task.label)
-      about = dict(min_context=0, weights="ema", dtype="float32", step=6)
-      about |= dict(standard_error=0.1, unit="bits/dim", bits_per_dim=bits)
+      about = dict(
+        min_context=0,
+        weights="ema",
+        dtype="float32",
+        step=6,
+        standard_error=0.1,
+        unit="bits/dim",
+        bits_per_dim=bits,
+      )
       scored = about | dict(split=words.get("split", "validation"))
       files = {f"evaluations/{scored['split']}.json": json.dumps(scored)}
       if script == run.__file__:
         split = "end" if bits else "diverged"
-        line = dict(step=6, split="validation", bits_per_dim=bits or 9.0)
-        line |= dict(seconds=1.0, processor_seconds=1.0)
+        line = dict(
+          step=6,
+          split="validation",
+          bits_per_dim=bits or 9.0,
+          seconds=1.0,
+          processor_seconds=1.0,
+        )
         lines = line, dict(step=6, split=split, peak_bytes=2**20)
         # As of a user who looked at it when the best step was another one.
-        early = about | dict(split="validation", step=3, bits_per_dim=1.0)
+        early = about | dict(
+          split="validation",
+          step=3,
+          bits_per_dim=1.0,
+        )
         files = files if bits else {}
         about_step = '{"validation": 9, "commit": "c0"}'
         listed = {"about/metadata": zlib.crc32(about_step.encode())}
@@ -407,24 +467,29 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   final = [f"{x}, seed {seed}" for seed in (0, 1) for x in chosen]
   expected = grid + final
   tests = [f"{chosen[1]}, seed {x}: test" for x in (0, 1)]
+
   assert called == expected + tests
   path = tmp_path / "c/local/seed0/evaluations/validation.json"
   others = path.read_text().replace("validation", "test")  # asked for by hand
   path.with_name("test.json").write_text(others)
   assert runs.command(SCRIPT, *line) == 0
+
   assert called == expected + tests  # nothing is done twice
   made = json.loads((tmp_path / "c" / "comparison.json").read_text())
   assert [row["choice"] for row in made["rows"]] == ["Strided(8)", "local"]
-  assert made["rows"][0]["test"] and not made["rows"][1]["test"]
+  assert made["rows"][0]["test"]
+  assert not made["rows"][1]["test"]
   assert made["tuning"]["scores"]["Strided(8)"] == {"0.01": 1.5, "0.1": None}
   assert made["about"]["commit"] == "c0"  # not of what makes the record
   # The folder of one comparison is not used for another.
   capfd.readouterr()
   assert runs.command(SCRIPT, *line, "--first_seed=3") == 1
   assert "is of another comparison; use" in capfd.readouterr().err
+
   # A value that no candidate trains ends the comparison.
   monkeypatch.setattr(jobs, "call", pretend(dict.fromkeys(scores), []))
   (tmp_path / "c").rename(tmp_path / "before")
+
   assert runs.command(SCRIPT, *line) == 1
   assert "diverged with every value of --tune" in capfd.readouterr().err
 
@@ -466,7 +531,9 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
 ):
   """Of a pattern that its config file registers, as all of this takes long."""
   request.addfinalizer(lambda: patterns.CATALOGUE.pop("Rake", None))
-  root, hook, file = tmp_path / "c", tmp_path / "hook", tmp_path / "mine.py"
+  root = tmp_path / "c"
+  hook = tmp_path / "hook"
+  file = tmp_path / "mine.py"
   file.write_text(CONFIG.format(hook=str(hook)))
   more = f"--vary=attention.pattern={values}", "--config.checkpoint.every=1"
   line = [f"--config={file}", *words(tmp_path, *more, "--jobs=2")[1:]]
@@ -481,20 +548,26 @@ def test_killed_comparison_leaves_no_run_and_resumes_with_the_same_scores(
   first.wait()
   while below(root):  # they end with it
     time.sleep(0.01)
+
   assert not (root / "comparison.json").exists()
   capfd.readouterr()
   assert runs.command(SCRIPT, *line) == 0
+
   assert (root / "comparison.md").read_text() in capfd.readouterr().out
   made = json.loads((root / "comparison.json").read_text())
   rake = record.of_choice(made["runs"], "Rake(4)")[0]
+
   assert rake["curve"]["steps"][-1] == rake["best_step"] == rake["steps"] == 6
   assert 3 < rake["validation"]["bits_per_dim"] < 6
   best, *others = made["rows"]
-  assert best["test"] and not any(x["test"] for x in others)
+  assert best["test"]
+  assert not any(x["test"] for x in others)
   assert hook.read_text().count("6 end") == len(folders)
+
   # The same as of a run that was not stopped, in another process.
   loop.train(config_lib.read_config(folders[-1]), tmp_path / "whole")
   whole = runs.without_speed(tmp_path / "whole")
+
   assert whole == runs.without_speed(folders[-1])
 
 
@@ -505,6 +578,7 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     return json.loads((tmp_path / name / "c/comparison.json").read_text())
 
   scores = lambda made: [x["validation"] for x in made["runs"]]
+
   assert scores(made("alone")) == scores(made("shared", "--jobs=2"))
   timed = made(
     "timed",
@@ -512,6 +586,7 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     *("--config.checkpoint.every=0", "--config.eval.every=10"),
     "--tune=optimizer.learning_rate=1e-9,0.01",
   )
+
   assert {*timed["tuning"]["best"].values()} == {"0.01"}
   # The last step is the one in which the time is over. A step's line is written
   # a moment after the clock was read.
@@ -521,4 +596,5 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     lines = [x for x in metrics.read(folder) if x["split"] == "train"]
     times = [x["processor_seconds"] for x in lines]
     assert len(times) == one["steps"]
-    assert times[-1] >= 2 and all(x <= 2 for x in times[:-2])
+    assert times[-1] >= 2
+    assert all(x <= 2 for x in times[:-2])

@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 from helpers import runs
+from helpers.errors import refused
 
 from sparse_transformer import config as config_lib, schema
 
@@ -16,12 +17,33 @@ WRONG = {
   str: (None, 5, True, b"x", ("x",)),
   tuple: (None, 1, "1", (-1,), ("a", "b", "a"), (1, 0.5, True), {}),
   int: (
-    *(None, "many", 0.5, 4.0, True, math.nan, (1,), np.int64(1)),
-    *(-2, 2**32, 2**70, 10**30),
+    None,
+    "many",
+    0.5,
+    4.0,
+    True,
+    math.nan,
+    (1,),
+    np.int64(1),
+    -2,
+    2**32,
+    2**70,
+    10**30,
   ),
   float: (
-    *(None, "1", True, (1.0,), np.float32(1), math.nan, math.inf, -math.inf),
-    *(-1.0, -1, -1e-9, 1e39, 10**40),
+    None,
+    "1",
+    True,
+    (1.0,),
+    np.float32(1),
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1.0,
+    -1,
+    -1e-9,
+    1e39,
+    10**40,
   ),
 }
 
@@ -31,7 +53,8 @@ def error(field, value):
   with pytest.raises(ValueError) as caught:
     schema.check_value(field, value)
   message = str(caught.value)
-  assert "\n" not in message and len(message) < 300
+  assert "\n" not in message
+  assert len(message) < 300
   return message
 
 
@@ -42,6 +65,7 @@ def test_values_of_a_wrong_type_or_size_are_rejected():
       assert message.startswith(f"{name}="), value
       text = field.metadata["rule"].text
       assert message.endswith(f" must be {text}"), value
+
   for name, value in (
     ("optimizer.ema_decay", 1.5),
     ("model.num_heads", 10_001),
@@ -74,7 +98,7 @@ def test_unknown_fields_are_rejected_and_missing_ones_have_their_defaults():
   assert schema.typed(config) == schema.Config()
   config.train.stepps = 5
   message = "no field 'train.stepps'; .* all; did you mean train.steps"
-  with pytest.raises(ValueError, match=message):
+  with refused(message):
     schema.typed(config)
 
 
@@ -83,16 +107,19 @@ def test_integer_may_be_written_as_a_float():
   config.unlock()
   config.train = dict(config.train, steps=1e3)
   steps = schema.typed(config).train.steps
-  assert steps == 1000 and type(steps) is int
+  assert steps == 1000
+  assert type(steps) is int
   varied = config_lib.with_texts(runs.tiny(), {"train.batch_size": "1e1"})
   assert varied.train.batch_size == 10
 
 
 def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
-  cycle, fractions = (1, 0), (0.5, 0.3, 0.2)
+  cycle = (1, 0)
+  fractions = (0.5, 0.3, 0.2)
   config = runs.tiny(**{"attention.cycle": cycle, "data.fractions": fractions})
   config_lib.write_config(tmp_path / "a" / "b", config)
   found = config_lib.read_config(tmp_path / "a" / "b")
+
   assert found.to_dict() == config.to_dict()
   assert found.attention.cycle == (1, 0)
   with pytest.raises(AttributeError):
@@ -108,13 +135,13 @@ def test_fields_that_a_config_lacks_have_their_defaults(tmp_path):
   settings = json.loads(path.read_text())
   del settings["mesh"]["tensor"]
   path.write_text(json.dumps(settings))
+
   assert config_lib.read_config(tmp_path).to_dict() == runs.tiny().to_dict()
 
   settings["mesh"]["tensors"] = 1
   path.write_text(json.dumps(settings))
-  with pytest.raises(
-    ValueError, match="config.json .* no field 'mesh.tensors'"
-  ):
+
+  with refused("config.json .* no field 'mesh.tensors'"):
     config_lib.read_config(tmp_path)
 
 

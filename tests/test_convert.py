@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from helpers import released as made, runs
+from helpers.cases import soak
 
 from sparse_transformer import convert as command, data
 from sparse_transformer.model import block, transformer
@@ -22,7 +23,8 @@ from sparse_transformer.training.experiment import Experiment, open_run
 
 GOLDEN = runs.REPO.parent / "shared" / "released"
 golden = pytest.mark.skipif(not GOLDEN.is_dir(), reason="needs golden files")
-SCRIPT, CLOSE = "sparse_transformer/convert.py", 1e-5
+SCRIPT = "sparse_transformer/convert.py"
+CLOSE = 1e-5
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,7 +58,11 @@ def run_of(name, folder, *words, change=len, **fields):
   with np.load(GOLDEN / f"{name}.npz") as file:
     change(arrays := dict(file))
   settings = json.loads(str(found["hyperparams"]))
-  ours = {"num_layers": "n_layer", "num_heads": "n_head", "width": "n_embd"}
+  ours = {
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
+    "width": "n_embd",
+  }
   changes = {f"model.{x}": settings[y] for x, y in ours.items()}
   if settings["attention_layers"] == "a":
     changes["attention.pattern"] = "dense"
@@ -77,8 +83,9 @@ def differences(workdir, found):
 
 
 @golden
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("name", "half epsilon full rot rot-c-tr-js".split())
+@pytest.mark.parametrize(
+  "name", ["half", *map(soak, ("epsilon", "full", "rot", "rot-c-tr-js"))]
+)
 def test_converted_network_computes_what_theirs_does(name, tmp_path, capfd):
   workdir, found = run_of(name, tmp_path)
   (result,) = runs.scores(capfd, workdir)
@@ -110,11 +117,13 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   words = f"--order={words}", "--examples=1"
   (bits,) = runs.scores(capfd, workdir, *words)
   expected = found["aug1/losses"][0].mean() / np.log(2)
+
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
   # Embeddings in the order of the sequence, of a network with this start only.
   plain = Experiment(run.experiment.config.replace(**{"data.orders": ()}))
   params |= dict(start=sum(params["start"][x][label] for x, label in labels))
   losses_1L = plain.losses(params, found["aug1-fixed/tokens"][:1])
+
   assert abs(losses_1L - found["aug1-fixed/losses"][:1]).max() < CLOSE
 
 
@@ -156,8 +165,14 @@ MISTAKES = {
 @pytest.mark.soak
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake_is_noticed(mistake, tmp_path, monkeypatch):
-  wrong = dict(name="half", words=(), change=len, fields={})
-  wrong |= dict(norm=nnx.LayerNorm, activate=block.activate)
+  wrong = dict(
+    name="half",
+    words=(),
+    change=len,
+    fields={},
+    norm=nnx.LayerNorm,
+    activate=block.activate,
+  )
   wrong |= MISTAKES[mistake]
   inputs = wrong["name"], tmp_path, *wrong["words"]
   workdir, found = run_of(*inputs, change=wrong["change"], **wrong["fields"])
@@ -165,6 +180,7 @@ def test_mistake_is_noticed(mistake, tmp_path, monkeypatch):
   monkeypatch.setattr(block, "activate", wrong["activate"])
   forget = transformer._abstract.cache_clear, jax.clear_caches
   [clear() for clear in forget]  # networks without the mistake
+
   assert min(differences(workdir, found)) > CLOSE
   [clear() for clear in forget]
 
@@ -175,8 +191,13 @@ def test_mistake_is_noticed(mistake, tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def converted(images, tmp_path_factory):
   """(a run, the arrays of its file)."""
-  folder, starts = tmp_path_factory.mktemp("x"), [("sos_rot", 4), ("sos_tr", 2)]
-  small = {"model.width": 16, "model.num_layers": 4, "attention.stride": 24}
+  folder = tmp_path_factory.mktemp("x")
+  starts = [("sos_rot", 4), ("sos_tr", 2)]
+  small = {
+    "model.width": 16,
+    "model.num_layers": 4,
+    "attention.stride": 24,
+  }
   pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
   inputs = made.arrays(starts=starts), pixels, "cifar10_15m"
   return convert(folder, *inputs, **small), inputs[0]
@@ -190,6 +211,7 @@ def test_averages_alone_are_read_and_are_where_they_belong(
   state, same = open_run(workdir).restore(), np.testing.assert_array_equal
   jax.tree.map(same, state.params, state.ema)
   blocks = state.ema["blocks"]
+
   for i in range(4):
     same(blocks["key"]["kernel"][i], average(f"h{i}/k_proj/w"))
     same(blocks["mlp_norm"]["scale"][i], average(f"h{i}/mlp/g"))
@@ -198,15 +220,18 @@ def test_averages_alone_are_read_and_are_where_they_belong(
   same(state.ema["position"][2]["embedding"], average("pos_emb_2"))
   rot, tr = (average(f"sos_token/sos_{x}") for x in ("rot", "tr"))
   same(state.ema["start"], rot[0] + tr[0])
-  read, get = [], np.lib.npyio.NpzFile.__getitem__
+  read = []
+  get = np.lib.npyio.NpzFile.__getitem__
   spy = lambda self, name: read.append(name) or get(self, name)
   monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
   path = workdir.parent / "weights.npz"
   _, about = released.load(str(path))
   averages = [x for x in arrays if x.endswith("/Ema/ema:0")]
+
   assert sorted(read) == sorted([*averages, "best_val_loss:0"])
   start = metrics.read(workdir)[0]
-  assert start == {**start, **about} and start["file"] == str(path)
+  assert start == {**start, **about}
+  assert start["file"] == str(path)
   assert start["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -226,11 +251,13 @@ def text_of(folder):
 
 def test_convert_needs_no_data(tmp_path, capfd):
   """Nor does sampling; other commands say in a line which they need."""
-  text, run = text_of(tmp_path), tmp_path / "a run"
+  text = text_of(tmp_path)
+  run = tmp_path / "a run"
   path = made_of(runs.text(text), tmp_path)
   moved = text.rename(tmp_path / "moved.txt")
   assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
   out = capfd.readouterr().out
+
   assert out == (
     f"starts from {path}\nto evaluate: python eval.py '--workdir={run}'\n"
   )
@@ -240,15 +267,20 @@ def test_convert_needs_no_data(tmp_path, capfd):
     jax.tree.map(np.testing.assert_array_equal, params, expected.params)
   assert open_run(run).saved.describe(0)["data"] is None
   assert (run / "patterns.png").exists()
-  sample, workdir = "sparse_transformer/sample.py", f"--workdir={run}"
+
+  sample = "sparse_transformer/sample.py"
+  workdir = f"--workdir={run}"
   assert runs.command(sample, workdir, "--num=2") == 0
+
   assert "2 samples of converted weights in" in capfd.readouterr().out
   assert "<td>trained</td><td>converted weights</td>" in runs.report(run)
   capfd.readouterr()
   assert runs.command("eval.py", workdir) == 1
   assert "data.path is not set" in capfd.readouterr().err
+
   data_path = f"--config.data.path={moved}"
   (bits,) = runs.scores(capfd, run, data_path)
+
   assert bits["tokens"] == len(moved.read_bytes()) // 4
   # Weights on unknown data are trained on any that fit.
   changes = {"data.path": str(moved), "train.steps": 2}
@@ -258,18 +290,21 @@ def test_convert_needs_no_data(tmp_path, capfd):
 
 
 def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
-  images, run = tmp_path / "images.npy", tmp_path / "run"
+  images = tmp_path / "images.npy"
+  run = tmp_path / "run"
   np.save(images, np.zeros((20, 4, 6, 3), np.uint8))
   changes = {"data.name": "images", "data.path": str(images)}
   path = made_of(runs.tiny(**changes), tmp_path)
   moved = images.rename(tmp_path / "moved.npy")
   assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
   (bits,) = runs.scores(capfd, run, f"--config.data.path={moved}")
+
   assert bits["tokens"] == 72 * bits["examples"]
 
 
 def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
-  text, run = text_of(tmp_path), tmp_path / "run"
+  text = text_of(tmp_path)
+  run = tmp_path / "run"
   path = made_of(runs.text(text), tmp_path)
   words = f"--config.data.path={text}", "--config.attention.pattern=dense"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
@@ -286,13 +321,15 @@ def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
 
 def test_config_file_is_kept_with_the_run(tmp_path, capfd):
   path = made_of(runs.tiny(**{"attention.stride": 4}), tmp_path)
-  file, run = tmp_path / "own.py", tmp_path / "run"
+  file = tmp_path / "own.py"
+  run = tmp_path / "run"
   file.write_text(
     "from helpers import runs\n"
     "get_config = lambda: runs.tiny(**{'attention.stride': 2})\n"
   )
   words = f"--config={file}", "--config.eval.batch_size=4"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
+
   assert (run / "config.py").read_bytes() == file.read_bytes()
   config = open_run(run).experiment.config
   assert (config.attention.stride, config.eval.batch_size) == (2, 4)
@@ -301,24 +338,34 @@ def test_config_file_is_kept_with_the_run(tmp_path, capfd):
 
 @pytest.mark.soak
 def test_converted_run_is_like_any(converted, tmp_path, capfd):
-  workdir, file = converted[0], tmp_path / "x.safetensors"
+  workdir = converted[0]
+  file = tmp_path / "x.safetensors"
   (result,) = runs.scores(capfd, workdir, "--split=validation")
+
   assert result["in_training"] == pytest.approx(1.9375 / np.log(2))
-  words = dict(sample="--num=1", explain="--example=0", export=f"--out={file}")
+  words = dict(
+    sample="--num=1",
+    explain="--example=0",
+    export=f"--out={file}",
+  )
   for name, word in words.items():
     script = f"sparse_transformer/{name}.py"
     assert runs.command(script, f"--workdir={workdir}", word) == 0
-  again, tuned = tmp_path / "again", tmp_path / "tuned"
+  again = tmp_path / "again"
+  tuned = tmp_path / "tuned"
   data_path = f"--config.data.path={workdir.parent / 'images.npy'}"
   assert runs.command(SCRIPT, file, f"--workdir={again}", data_path) == 0
   (same,) = runs.scores(capfd, again, "--split=validation")
+
   assert same["bits_per_dim"] == result["bits_per_dim"]
   assert "in_training" not in same
   changes = {"train.init_from": str(workdir), "train.steps": 10}
   changes |= {"optimizer.warmup_steps": 1, "train.log_every": 1}
   loop.train(open_run(workdir).experiment.config.replace(**changes), tuned)
   nats = [x["nats"] for x in metrics.read(tuned) if x["split"] == "train"]
-  assert len(nats) == 10 and nats[-1] < nats[0]
+
+  assert len(nats) == 10
+  assert nats[-1] < nats[0]
 
 
 @golden
@@ -327,15 +374,24 @@ def test_converted_run_is_like_any(converted, tmp_path, capfd):
 def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   """By its list of names; of full width, with 2 layers."""
   presets = json.loads((GOLDEN / "names.json").read_text()).values()
-  preset, shape = [*presets][number], (32, 32, 3)
-  settings, depth = preset["hyperparams"], preset["layers"]
+  preset = [*presets][number]
+  shape = (32, 32, 3)
+  settings = preset["hyperparams"]
+  depth = preset["layers"]
   sizes = dict(width=settings["n_embd"], half=settings["qk_ratio"] == 0.5)
-  arrays = made.arrays(2, shape=shape, starts=preset["conditions"], **sizes)
+  arrays = made.arrays(
+    2,
+    shape=shape,
+    starts=preset["conditions"],
+    **sizes,
+  )
+
   assert {x: ([*y.shape], str(y.dtype)) for x, y in arrays.items()} == {
     name.replace("*", str(i)): (size, dtype)
     for name, size, dtype in preset["arrays"]
     for i in range(2 if "*" in name else 1)
   }
+
   inputs = np.zeros((4, *shape), np.uint8), command.PRESETS[depth]
   run = convert(tmp_path, arrays, *inputs, **{"model.num_layers": 2})
   network = open_run(run).experiment.model
@@ -343,10 +399,12 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   kinds = dict(b=Local(96), bT=Strided(96))
   cycle = settings["attention_layers"].split(",")
   found = [heads[0] for heads in network.patterns]
+
   assert found == [kinds[x] for x in cycle[:2]]
   starts = dict(preset["conditions"])
   weights = {"blocks.key.bias": range(depth)}
   full = command._preset("", weights, dict(starts=starts))
+
   assert full.model.num_layers == depth
   tables = data.Orders(full.data.orders, shape).tables.values()
   assert [*map(len, tables)] == [n for x, n in starts.items() if x != "sos_aa"]

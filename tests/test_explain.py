@@ -31,40 +31,50 @@ def report(config, *layers):
 def test_digits():
   result = report(digits.get_config())
   parameters = result["network"]["parameters"]
+
   assert parameters == 1_196_416
   local, strided = result["attention"]
   assert (local["layers"], strided["layers"]) == ([0, 2, 4], [1, 3, 5])
-  assert local["pairs"] == 64 * 8 - 28 and local["keys_max"] == 8
+  assert local["pairs"] == 64 * 8 - 28
+  assert local["keys_max"] == 8
   assert (local["cache"], strided["cache"]) == (8, 64 - 7)
   assert (local["tile"], local["computed"]) == ([64], 64**2)
   # 12 FLOPs for each pair and for each of 32 channels.
   pairs = 4 * 3 * (484 + 288)
   assert result["flops"]["attention"] == pairs * 12 * 32 / 64
   assert ["all", f"{pairs:,}"] in [x.split()[:2] for x in result["text"]]
-  assert result["reach"]["layers"] == 2 and result["reach"]["missing"] is None
+  assert result["reach"]["layers"] == 2
+  assert result["reach"]["missing"] is None
   assert result["cache"] == 4 * 3 * (8 + 57) * 64 * 4
+
   config = digits.get_config()
   config.model.key_heads = 2
+
   assert report(config)["cache"] == result["cache"] / 2
   assert result["memory"]["parameters"] == 4 * parameters
 
 
 def test_pattern_of_a_user():
-  thirds, local = catalogue.Thirds(), patterns.Local(4)
+  thirds = catalogue.Thirds()
+  local = patterns.Local(4)
   result = report(TWO_LAYERS, (thirds, local), (thirds, thirds - thirds))
   rows = result["attention"]
   names = [(row["pattern"], row["heads"]) for row in rows]
+
   assert names[:2] == [(str(thirds), [0]), (str(local), [1])]
   assert rows[0]["pairs"] == thirds.matrix(64).sum()
   assert [rows[3][x] for x in ("pairs", "cache", "computed")] == [0, 0, 0]
+
   seen = patterns.reach(((thirds, local), (thirds,)), 64)
   missing = np.argwhere(~seen & np.tri(64, dtype=bool))
+
   assert result["reach"]["missing"] == missing[0].tolist()
 
 
 def test_network_that_is_not_causal_or_has_documents_has_no_cache():
   result = report(TWO_LAYERS, *((catalogue.Around(),) * 2,) * 2)
-  assert result["cache"] is None and result["reach"]["layers"] is None
+  assert result["cache"] is None
+  assert result["reach"]["layers"] is None
   assert not report(runs.text("x", **{"data.documents": True}))["cache"]
   assert any("never reaches" in line for line in result["text"])
 
@@ -81,9 +91,11 @@ def test_patterns_that_follow_the_content():
   result = report(TWO_LAYERS, (union, blocks), (routing, routing))
   rows = {row["pattern"]: row for row in result["attention"]}
   row = rows[str(blocks)]
+
   assert row["pairs"] == 64 * 4.5 + 64 * 8 * (0 + 1 + 2 + 3 * 5) / 8
   assert (row["keys_max"], row["executor"]) == (8 + 24, "streamed, gathered")
-  assert row["computed"] % 64 == 0 and row["computed"] > 64**2
+  assert row["computed"] % 64 == 0
+  assert row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2
   assert result["cache"] == 4 * 64 * 16 * 4  # all keys and values
   # Static pairs connect what is in a block; with any of the past, all is.
@@ -98,16 +110,20 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   pattern = "--config.attention.pattern=Local(2), Strided(8)"
   assert runs.command(SCRIPT, *words, pattern) == 0
   out, err = capsys.readouterr()
+
   assert "byte above the target, t-8" in err
   columns = next(row for row in out.splitlines() if row.startswith("pattern"))
   assert all(name in columns for name in network_report.COLUMNS)
   for text in str(patterns.Local(2)), "sees  ", "1,196,416":
     assert text in out
   assert [path.name for path in tmp_path.iterdir()] == ["patterns.png"]
+
   words += *runs.flags_of(), "--json", "--compile"
   assert runs.command(SCRIPT, *words) == 0
   result = json.loads(capsys.readouterr().out)
-  compiled, parameters = result["compiled"], result["network"]["parameters"]
+  compiled = result["compiled"]
+  parameters = result["network"]["parameters"]
+
   assert compiled["arguments"] > 3 * 4 * parameters
 
 
@@ -126,6 +142,7 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   result = json.loads(capsys.readouterr().out)
   rows = result["heads"]
   places = [(row["layer"], row["head"]) for row in rows]
+
   assert places == [(0, 0), (0, 1), (1, 0), (1, 1)]
   blocks, strided = patterns.parse("Block(8) | TopBlocks(8, 3), Strided(8)")
   assert rows[1]["pairs"] == analysis.count_pairs(blocks[0], 64)
@@ -137,10 +154,13 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   sharp = f"--out={run / 'sharp'}", "--temperature=0.1"
   assert runs.command(SCRIPT, *words, *sharp) == 0
   out = capsys.readouterr().out
-  assert str(blocks[0]) in out and "entropy" in out
+
+  assert str(blocks[0]) in out
+  assert "entropy" in out
   sharp = json.loads((run / "sharp" / "attention.json").read_text())
   for row, other in zip(rows, sharp["heads"], strict=True):
     assert other["pairs"] == row["pairs"]
     assert 0 < other["entropy"] < row["entropy"]
   page = runs.report(run)
-  assert 'alt="layer_0"' in page and 'alt="layer_1"' in page
+  assert 'alt="layer_0"' in page
+  assert 'alt="layer_1"' in page

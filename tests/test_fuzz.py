@@ -28,7 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 def mutate(rng, content):
   content = bytearray(content)
   for _ in range(rng.randrange(1, 6)):
-    kind, place = rng.randrange(5), rng.randrange(len(content) + 1)
+    kind = rng.randrange(5)
+    place = rng.randrange(len(content) + 1)
     if kind == 0 and content:
       content[place % len(content)] = rng.randrange(256)
     elif kind == 1:
@@ -39,6 +40,7 @@ def mutate(rng, content):
       content[place:place] = content[: rng.randrange(50)]
     else:
       content = content[:place]
+
   return bytes(content)
 
 
@@ -106,6 +108,7 @@ def other_value(rng, value):
     return rng.choice(
       (None, True, False, (), [], {}, "", b"x", 1j, object(), len, np.int64(3))
     )
+
   if kind == 1 or isinstance(value, bool | str | tuple):
     if isinstance(value, str):
       return mutate(rng, value.encode()).decode("latin1")
@@ -113,6 +116,7 @@ def other_value(rng, value):
       return tuple(other_value(rng, x) for x in (*value, 1)[rng.randrange(3) :])
     far = -1, 0, 1, 7, 2**31, 2**64, 10**30, 1e-300, 1e300, 0.5
     return rng.choice((*far, -0.0, float("nan"), float("inf"), -float("inf")))
+
   number = value + rng.choice((-1, 1, 0.1)) * rng.random() * (1 + abs(value))
   return type(value)(number)
 

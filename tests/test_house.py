@@ -18,7 +18,9 @@ from sparse_transformer import schema, version
 
 REPO = runs.REPO
 PACKAGE = REPO / "sparse_transformer"
-TESTS, BENCHMARKS, DOCS = REPO / "tests", REPO / "benchmarks", REPO / "docs"
+TESTS = REPO / "tests"
+BENCHMARKS = REPO / "benchmarks"
+DOCS = REPO / "docs"
 
 # What each package may import, besides itself. Commands may import everything.
 LEAVES = {"atomic", "tables", "machine", "schema", "signals", "version"}
@@ -40,7 +42,12 @@ MAY_IMPORT = {
 WITHIN = {
   "attention/content": {"contract", "heads", "online_softmax"},
   "attention/executors": {
-    *("contract", "heads", "orders", "online_softmax", "platforms", "content")
+    "contract",
+    "heads",
+    "orders",
+    "online_softmax",
+    "platforms",
+    "content",
   },
   "training/distributed": set(),
   "training/checkpoints": {"distributed", "step"},
@@ -133,6 +140,7 @@ def test_imports_between_packages_go_one_way():
       elif top == "sparse_transformer" and rest:
         if rest[0] not in MAY_IMPORT[room] | {room}:
           upward.append(f"{where(path, node)}: {room} imports {rest[0]}")
+
   assert not upward, "\n".join(upward)
 
 
@@ -145,6 +153,7 @@ def test_imports_within_a_package_go_one_way():
       if room in WITHIN and top == "sparse_transformer":
         if package == room.partition("/")[0]:
           found[room].add(rest[0])
+
   assert {room: x - {room.partition("/")[2]} for room, x in found.items()} == (
     WITHIN
   )
@@ -170,6 +179,7 @@ def loaded_by(*command, lacks=()):
   )
   done = runs.python("-c", script, *command)
   modules = set(done.stdout.rpartition("LOADED ")[2].split())
+
   assert "sys" in modules, done.stderr
   return modules, done
 
@@ -226,8 +236,10 @@ def test_every_imported_library_is_declared():
     file = f"requirements-{extra}.txt" if extra else "requirements.txt"
     for line in (REPO / file).read_text().splitlines():
       declared[normal(re.split(r"[\s>=<\[;]", line)[0])] = extra
+
   distributions = importlib.metadata.packages_distributions()
-  known, missing = {"sparse_transformer", *sys.stdlib_module_names}, []
+  known = {"sparse_transformer", *sys.stdlib_module_names}
+  missing = []
   extras = {name: e for e, names in version.EXTRAS.items() for name in names}
   for path, tree in sources().items():
     for node, name in imported(tree):
@@ -237,6 +249,7 @@ def test_every_imported_library_is_declared():
       found = {declared.get(normal(d)) for d in distributions.get(top, [])}
       if extras.get(top, "") not in found:
         missing.append(f"{where(path, node)}: {top} is not in its requirements")
+
   assert not missing, "\n".join(missing)
 
 
@@ -269,6 +282,7 @@ def test_public_functions_are_annotated():
       bare.append("return")
     if bare:
       missing.append(f"{where(path, function)}: {function.name}: {bare}")
+
   assert not missing, "\n".join(missing)
 
 
@@ -282,6 +296,7 @@ def test_public_names_have_docstrings():
       is_public = is_def and name[0] != "_" and name != "main"
       if is_public and not ast.get_docstring(node):
         missing.append(f"{path.relative_to(REPO)}: {name}")
+
   assert not missing, "\n".join(missing)
 
 
@@ -290,7 +305,12 @@ def test_no_file_has_a_path_of_a_machine():
   command = ["git", "ls-files", "-z"]
   if not (REPO / ".git").exists():
     pytest.skip("needs a git checkout")
-  done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
+  done = subprocess.run(
+    command,
+    cwd=REPO,
+    capture_output=True,
+    text=True,
+  )
   place = re.compile(rb"(?<![\w.~>)/-])/(tmp|home|root|Users|mnt)/\w")
   named = [
     name
@@ -298,7 +318,10 @@ def test_no_file_has_a_path_of_a_machine():
     if name and not name.startswith("tests/") and (REPO / name).exists()
     if place.search((REPO / name).read_bytes())
   ]
-  assert done.returncode == 0 and len(done.stdout) > 1000 and not named
+
+  assert done.returncode == 0
+  assert len(done.stdout) > 1000
+  assert not named
 
 
 # The size of rooms, fields and names: what grows is taken back elsewhere.
@@ -312,8 +335,10 @@ def count_tokens(path):
     has_body = isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
     if has_body and ast.get_docstring(node):
       documented |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+
   kinds = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}
-  number, depth = 0, 0
+  number = 0
+  depth = 0
   for token in tokenize.generate_tokens(io.StringIO(text).readline):
     if token.start[0] in documented:
       continue
@@ -321,6 +346,7 @@ def count_tokens(path):
     name = tokenize.tok_name[token.type]
     number += not depth and (token.type in kinds or name == "FSTRING_START")
     depth += (name == "FSTRING_START") - (name == "FSTRING_END")
+
   return number
 
 
@@ -332,6 +358,7 @@ def rooms():
     found[room if (PACKAGE / room).is_dir() else "commands"] += count_tokens(
       path
     )
+
   found["library"] = found.total()
   for folder in (TESTS, BENCHMARKS):
     found[folder.name] = sum(map(count_tokens, folder.rglob("*.py")))
@@ -361,8 +388,10 @@ def test_a_public_name_has_one_meaning_in_a_package():
       name = getattr(node, "name", "_")
       if name[0] != "_" and name != "main":
         places[f"{room_of(path)}.{name}"].add(path.name)
+
   twice = {name: paths for name, paths in places.items() if len(paths) > 1}
   allowed = {x for names in TWICE.values() for x in names.split()}
+
   assert twice.keys() == allowed, twice
 
 

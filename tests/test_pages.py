@@ -11,7 +11,8 @@ from sparse_transformer import config as config_lib
 from sparse_transformer.data import SOURCES
 
 REPO = runs.REPO
-PACKAGE, DOCS = REPO / "sparse_transformer", REPO / "docs"
+PACKAGE = REPO / "sparse_transformer"
+DOCS = REPO / "docs"
 SITE = sorted(DOCS.glob("*.md"))
 PAGES = (REPO / "README.md", REPO / "weights" / "README.md", *SITE)
 NOTEBOOKS = tuple(sorted(DOCS.glob("*.ipynb")))
@@ -40,6 +41,7 @@ def links_of(page):
     text = "\n".join(
       "".join(x["source"]) for x in cells if x["cell_type"] == "markdown"
     )
+
   for link in re.findall(r"\]\(([^)]*)\)", text):
     if not link.startswith("http"):
       path, _, anchor = link.partition("#")
@@ -65,6 +67,7 @@ def test_links_of_a_page_lead_somewhere(page):
 def test_pages_have_one_order_in_index_and_navigation_and_links():
   index = DOCS / "README.md"
   pages = [path for path, _ in links_of(index)][1:]  # after the README
+
   assert sorted(pages) == sorted({*SITE, *NOTEBOOKS} - {index})
   # Notebooks are also pages of the site.
   names = [page.with_suffix(".md").name for page in (index, *pages)]
@@ -99,10 +102,12 @@ def test_page_names_only_what_exists(page):
     files = path.with_suffix(".py"), path / "__main__.py"
     if not any(file.exists() for file in files):
       missing.append(module)
+
   makefile = (REPO / "Makefile").read_text()
   for target in re.findall(r"(?:`|^)make ([\w-]+)", text, re.MULTILINE):
     if not re.search(rf"^{target}:", makefile, re.MULTILINE):
       missing.append(f"make {target}")
+
   assert missing == []
 
 
@@ -110,9 +115,13 @@ def test_what_is_installed_is_said_before():
   """As pip says nothing for minutes."""
   command = "make", "-n", "-B", ".venv/installed", ".venv/docs/installed"
   done = subprocess.run(
-    [*command, "PYTHON=python"], cwd=REPO, capture_output=True, text=True
+    [*command, "PYTHON=python"],
+    cwd=REPO,
+    capture_output=True,
+    text=True,
   )
   lines = re.findall("(?m)^(echo|.*pip install).*", done.stdout)
+
   assert [x.startswith("echo") for x in lines] == [True, False] * 2
   assert re.search("echo .*requirements.txt.* about [0-9]+ MB", done.stdout)
 
@@ -145,6 +154,7 @@ def test_page_names_only_flags_and_fields_that_exist(page):
         unknown.append(flag)
     elif flag not in known | {"verbosity", "xla_gpu_deterministic_ops"}:
       unknown.append(flag)
+
   assert unknown == []
 
 

@@ -19,7 +19,9 @@ def test_work_is_shown_by_lines_without_a_terminal(monkeypatch, capsys):
   with progress.progress("scoring", 5, silent=True) as advance:
     advance(5)
   lines = capsys.readouterr().err.splitlines()
-  assert lines[0] == "scoring 15 of 2,313" and len(lines) == 2
+
+  assert lines[0] == "scoring 15 of 2,313"
+  assert len(lines) == 2
 
 
 def test_training_scoring_and_sampling_show_how_far_they_are(
@@ -30,15 +32,19 @@ def test_training_scoring_and_sampling_show_how_far_they_are(
   words = f"--workdir={run}", "--config.eval.batch_size=100"
   assert runs.command("eval.py", *words) == 0
   out, err = capsys.readouterr()
+
   assert "scoring 100 of 200\nscoring 200 of 200\n" in err
-  assert out.startswith("{") and len(out.splitlines()) == 1
+  assert out.startswith("{")
+  assert len(out.splitlines()) == 1
   assert runs.command("sparse_transformer/sample.py", words[0], "--num=1") == 0
   assert "position 32 of 64\n" in capsys.readouterr().err
   flags = runs.flags_of(**{"train.steps": 2, "train.log_every": 2})
   word = f"--workdir={tmp_path / 'new'}"
   assert runs.command("train.py", runs.DIGITS, word, *flags) == 0
   out, err = capsys.readouterr()
-  assert "step 1 of 2\n" in err and "step       1  train       bits" in out
+
+  assert "step 1 of 2\n" in err
+  assert "step       1  train       bits" in out
 
 
 @pytest.fixture
@@ -51,13 +57,16 @@ def home(tmp_path, monkeypatch):
 def test_programs_are_kept_where_a_user_wants_them(home, monkeypatch):
   programs.keep()
   folder = os.environ[programs.DIRECTORY]
+
   assert [str(path) for path in home.iterdir()] == [folder]
   monkeypatch.delenv(programs.DIRECTORY)
   monkeypatch.setenv("NPROC", "3")  # another number of threads: other bits
   programs.keep()
+
   assert os.environ[programs.DIRECTORY] != folder
   monkeypatch.setenv(programs.DIRECTORY, "")
   programs.keep()
+
   assert not os.environ[programs.DIRECTORY]
 
 
@@ -84,10 +93,14 @@ def test_damaged_program_is_replaced(tmp_path):
     assert value == "42.0"
     return is_kept == "False"
 
-  assert compiles() and not compiles()
+  assert compiles()
+  assert not compiles()
+
   (path,) = tmp_path.glob("*lambda*-cache")
   os.truncate(path, path.stat().st_size // 2)
-  assert compiles() and not compiles()
+
+  assert compiles()
+  assert not compiles()
   assert path.stat().st_size
 
 
@@ -99,10 +112,13 @@ def test_oldest_programs_are_deleted_and_nothing_needs_the_folder(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"x" * 100)
     os.utime(path, (i, i))
+
   monkeypatch.setattr(programs, "LARGEST", 250)
   programs.keep()
+
   assert sorted(x.name for x in path.parent.iterdir()) == ["2", "3"]
   monkeypatch.delenv(programs.DIRECTORY)
   monkeypatch.setenv("XDG_CACHE_HOME", str(path))  # a file
   programs.keep()
+
   assert programs.DIRECTORY not in os.environ

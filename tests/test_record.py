@@ -29,8 +29,14 @@ def workdir(tmp_path):
   ]
   (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
   (folder / "evaluations").mkdir()
-  evaluation = dict(split="test", min_context=0, bits_per_dim=1.25, examples=2)
-  evaluation |= dict(command=f"--x={tmp_path}/y", by_position=[1.0, None, 1.5])
+  evaluation = dict(
+    split="test",
+    min_context=0,
+    bits_per_dim=1.25,
+    examples=2,
+    command=f"--x={tmp_path}/y",
+    by_position=[1.0, None, 1.5],
+  )
   (folder / "evaluations" / "test-2.json").write_text(json.dumps(evaluation))
   return folder
 
@@ -45,16 +51,25 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   out = tmp_path / "records" / "x.json"
   assert command(workdir, f"--out={out}") == 0
   found = json.loads(out.read_text())
+
   assert found["command"] == (
     "python train.py --config=video.py --workdir=runs/seed0 --config.data.path="
     "clips.npy '--config.data.fractions=(0.5, 0.25, 0.25)'"
   )
   assert found["parameters"] == 108_992
-  assert found["steps"] == 2 and found["seconds"] == 4.5
+  assert found["steps"] == 2
+  assert found["seconds"] == 4.5
   assert found["processor_seconds"] is None
   (evaluation,) = found["evaluations"]
-  assert evaluation["bits_per_dim"] == 1.25 and "by_position" not in evaluation
-  assert found["validation"] == [dict(step=2, bits_per_dim=1.5, seconds=4.5)]
+  assert evaluation["bits_per_dim"] == 1.25
+  assert "by_position" not in evaluation
+  assert found["validation"] == [
+    dict(
+      step=2,
+      bits_per_dim=1.5,
+      seconds=4.5,
+    )
+  ]
   assert str(tmp_path) not in out.read_text()
   (tested,) = run.evaluated(tmp_path)
   assert tested["by_position"] == [1.25]  # of the scored ones
@@ -71,4 +86,6 @@ def test_record_of_a_comparison_is_kept_without_folders(tmp_path, monkeypatch):
   words = "benchmarks/run.py", f"--workdir={tmp_path / 'mine'}"
   assert runs.command(*words) == 0
   kept = (record.FOLDER / "mine.json").read_text()
-  assert "/some" not in kept and json.loads(kept)["runs"] == content["runs"]
+
+  assert "/some" not in kept
+  assert json.loads(kept)["runs"] == content["runs"]

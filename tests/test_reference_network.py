@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import networks, reference_network as reference
+from helpers.cases import listed
 from test_configs import NAMES, load
 
 from sparse_transformer import model, patterns
@@ -17,13 +18,23 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import position_losses
 
 SOURCE = types.SimpleNamespace(
-  vocab_size=11, length=30, shape=(6, 5), separator=None, classes=(), orders=()
+  vocab_size=11,
+  length=30,
+  shape=(6, 5),
+  separator=None,
+  classes=(),
+  orders=(),
 )
 # What is built on `digits`, in networks of one size.
 SIZE = {
-  **{"model.num_layers": 3, "model.num_heads": 4, "model.width": 16},
-  **{"model.dropout": 0.0, "attention.mode": "interleaved"},
-  **{"attention.stride": 5, "attention.window": 4, "attention.width": 2},
+  "model.num_layers": 3,
+  "model.num_heads": 4,
+  "model.width": 16,
+  "model.dropout": 0.0,
+  "attention.mode": "interleaved",
+  "attention.stride": 5,
+  "attention.window": 4,
+  "attention.width": 2,
 }
 GLOBAL = "Global(1, causal=False) | "
 OPTIONS = {
@@ -31,13 +42,17 @@ OPTIONS = {
   "rotary": {"model.positions": "rotary", "model.rotary_base": 50.0},
   "key heads": {"model.key_heads": 2},
   "gpt-oss": {
-    **{"model.key_heads": 1, "model.sinks": True, "model.half_size": True},
-    **{"model.positions": "rotary", "attention.pattern": "gpt_oss"},
+    "model.key_heads": 1,
+    "model.sinks": True,
+    "model.half_size": True,
+    "model.positions": "rotary",
+    "attention.pattern": "gpt_oss",
   },
   "spans": {"attention.pattern": "AdaptiveSpan(9, 4), Local(3)"},
   "content": {"attention.pattern": "LSH(4, 4, 2), Block(5) | TopBlocks(5, 2)"},
   "experts": {
-    **{"model.experts": 4, "model.num_layers": 5},
+    "model.experts": 4,
+    "model.num_layers": 5,
     "attention.pattern": "Routing(3, 7) | Local(3), Local(2)",
   },
   "documents": {"separator": 0, "attention.pattern": "fixed"},
@@ -45,8 +60,12 @@ OPTIONS = {
     f"classify {pattern}": {"model.task": "classify"}
     | {"attention.pattern": pattern}
     for pattern in (
-      *("dense", "strided", "fixed", GLOBAL + "Local(3, causal=False)"),
-      *(GLOBAL + "LSH(2, 4, 1)", GLOBAL + "Routing(2, 3)"),
+      "dense",
+      "strided",
+      "fixed",
+      GLOBAL + "Local(3, causal=False)",
+      GLOBAL + "LSH(2, 4, 1)",
+      GLOBAL + "Routing(2, 3)",
     )
   },
 }
@@ -60,7 +79,8 @@ def preset(name):
   Everything that counts positions is divided by the same power of two.
   """
   config = load(name)
-  source, network = Experiment(config).source, Experiment(config).model
+  source = Experiment(config).source
+  network = Experiment(config).model
   attention = config.attention
   scale = 2 ** max(0, int(math.log2(attention.stride / 8)))
   attention.stride //= scale
@@ -115,29 +135,25 @@ def random_params(config):
   return params
 
 
-# Of presets that differ in size or data alone, one is quick enough.
-@pytest.mark.parametrize(
-  "make, name",
-  [
-    *((option, name) for name in OPTIONS),
-    *(
-      pytest.param(
-        preset,
-        name,
-        marks=[pytest.mark.soak]
-        * bool(re.search(r"_\d+m$|_small|^long|genome|^stdlib", name)),
-      )
-      for name in NAMES
-    ),
-  ],
-)
-@pytest.mark.one_in(8)
+QUICK = [
+  (option, "gpt-oss"),
+  (option, "classify dense"),
+  (preset, "cifar10_fixed"),
+  (preset, "enwik8_dense"),
+  (preset, "lra_listops"),
+]
+EVERY = [(option, x) for x in OPTIONS] + [(preset, x) for x in NAMES]
+
+
+@pytest.mark.parametrize("make, name", listed(QUICK, EVERY))
 def test_network_is_that_of_the_papers(make, name):
   config, source = make(name)
   network = model.configure(config, source)
   params = random_params(network)
-  tokens, axes = networks.tokens(network), [x for x in source.shape if x > 1]
-  sizes, rows = (source.length,) * 2, tokens
+  tokens = networks.tokens(network)
+  axes = [x for x in source.shape if x > 1]
+  sizes = (source.length,) * 2
+  rows = tokens
   if network.classifies:  # the second sequence is padded
     sizes = source.length, source.length // 2
     rows = np.c_[tokens, [0, 1], sizes]
@@ -148,7 +164,12 @@ def test_network_is_that_of_the_papers(make, name):
     )
     assert np.abs(expected).max() > 0.1
     logits = np.reshape(logits, expected.shape)
-    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+      logits,
+      expected,
+      rtol=0,
+      atol=1e-5,
+    )
     if not network.classifies:
       loss = position_losses(logits[None], row[None]).mean() / np.log(2)
       assert abs(loss - reference.bits(expected, row)) < 1e-5
@@ -157,10 +178,18 @@ def test_network_is_that_of_the_papers(make, name):
 @pytest.mark.parametrize("mode", patterns.MODES)
 @pytest.mark.parametrize("name", ["dense", "local", "strided", "fixed"])
 def test_patterns_are_those_of_the_paper(name, mode):
-  settings = dict(stride=7, window=5, width=2, num_summaries=3)
+  settings = dict(
+    stride=7,
+    window=5,
+    width=2,
+    num_summaries=3,
+  )
   layers = patterns.assign(name, mode, num_layers=3, num_heads=8, **settings)
   attention = types.SimpleNamespace(
-    pattern=name, mode=mode, cycle=(), **settings
+    pattern=name,
+    mode=mode,
+    cycle=(),
+    **settings,
   )
   for layer, heads in enumerate(layers):
     for head, pattern in enumerate(heads):

@@ -29,7 +29,8 @@ def workdir(tmp_path_factory):
 
 def test_page_is_self_contained_and_contains_everything(workdir):
   page = runs.report(workdir)
-  assert "http" not in page and "<script" not in page
+  assert "http" not in page
+  assert "<script" not in page
   assert "a run &amp; &lt;script&gt;" in page
   assert "<td>2 steps, 1,024 tokens, 0.01 epochs, 0:0" in page
   for row in ("command</td><td>python", "machine</td><td>", "begun</td><td>20"):
@@ -42,8 +43,10 @@ def test_page_is_self_contained_and_contains_everything(workdir):
     assert f"<h2>{title}</h2>" in page
   # Bits by position, curves, patterns, samples.
   assert len(re.findall('<img alt="[^"]+" src="data:image/png', page)) == 4
+
   (path,) = (workdir / "evaluations").glob("*.json")
   bits = json.loads(path.read_text())["bits_per_dim"]
+
   assert f"{bits:.4f} bits/dim" in page
   *_, line = [x for x in metrics.read(workdir) if x["split"] == "train"]
   assert line["mfu"] == pytest.approx(line["model_flops_per_second"] / 1e12)
@@ -69,6 +72,7 @@ def test_page_says_what_the_run_was_trained_on(tmp_path):
   train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
   about = f"bytes, {path}, 500 symbols, splits 250 + 125 + 125, crc32 {crc}"
   row = f"<td>data</td><td>{about}</td>"
+
   assert row in runs.report(tmp_path / "run")
   path.rename(tmp_path / "moved")
   assert row in runs.report(tmp_path / "run")
@@ -83,6 +87,7 @@ def test_page_lists_changes_of_the_config(workdir, tmp_path):
   path.write_text(json.dumps(change) + "\n")
   page = runs.report(copy)
   cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"
+
   assert "</td><td>".join(cells) in page
   path.write_text("{}")
   assert runs.command("sparse_transformer/report.py", f"--workdir={copy}") == 1
@@ -98,6 +103,9 @@ def test_page_needs_no_metrics_and_no_samples(workdir, tmp_path):
     else:
       (copy / "metrics.jsonl").write_text(text)
     page = runs.report(copy)
-    assert "Samples" in page and "None: run python" in page
+    assert "Samples" in page
+    assert "None: run python" in page
+
   (copy / "samples_0.wav").touch()
+
   assert "<pre>samples_0.wav</pre>" in runs.report(copy)

@@ -92,7 +92,9 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   change(copy / "docs" / "speed.md", "| `ours` |", "| ours |")
   change(copy / "docs" / "evidence.md", "| 17 bytes", "| 18 bytes")
   status, lines = check(capsys)
-  assert status == 1 and len(lines) == 4
+
+  assert status == 1
+  assert len(lines) == 4
   made = "README.md: speed", "docs/evidence.md: one_key", "docs/speed.md: peers"
   assert lines[:3] == [f"{part} differs from the records" for part in made]
   assert runs.files(copy) == before
@@ -102,10 +104,12 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
 def test_missing_or_broken_record_is_one_clear_line(copy, capsys):
   record.path("digits").unlink()
   status, (line,) = check(capsys)
-  assert status == 1 and "benchmarks/results/digits.json" in line
+  assert status == 1
+  assert "benchmarks/results/digits.json" in line
   record.path("digits").write_text("{")
   status, (line,) = check(capsys)
-  assert status == 1 and "digits.json cannot be read" in line
+  assert status == 1
+  assert "digits.json cannot be read" in line
 
 
 def test_records_name_no_folder_of_a_machine():

@@ -36,9 +36,13 @@ def test_text_continues_a_prompt(text, tmp_path):
   assert command(text, "--num=2", prompt, f"--out={tmp_path / 'file'}") == 0
   assert command(text, "--num=2", "--prompt=Once upon ") == 0
   written = (text / "samples.txt").read_bytes()
+
   assert (tmp_path / "file" / "samples.txt").read_bytes() == written
   assert len(written) == 2 * 32 + len(codecs.RULE)
-  first, second = written[:32], written[-32:]
+
+  first = written[:32]
+  second = written[-32:]
+
   assert first[:10] == second[:10] == b"Once upon "
   assert first[10:] != second[10:]
 
@@ -57,16 +61,19 @@ def test_texts_of_other_lengths_begin_alike(text, rotary, tmp_path, capfd):
   for workdir, lengths in (text, (20, 32)), (rotary, (20, 32, 75)):
     found = {}
     for length in lengths:
-      out, word = tmp_path / f"{length}", f"--length={length}"
+      out = tmp_path / f"{length}"
+      word = f"--length={length}"
       assert command(workdir, "--num=1", word, f"--out={out}") == 0
       found[length] = (out / "samples.txt").read_bytes()
       assert len(found[length]) == length
     assert command(workdir, "--num=1") == 0
     assert (workdir / "samples.txt").read_bytes() == found[32]
     assert all(found[lengths[-1]].startswith(x) for x in found.values())
+
   out = f"--out={tmp_path / 'slow'}"
   assert command(workdir, "--num=1", word, out, "--nocache") == 0
   slow = (tmp_path / "slow" / "samples.txt").read_bytes()
+
   assert slow == found[75]
   capfd.readouterr()
   assert command(text, "--length=33") == 1
@@ -80,6 +87,7 @@ def test_prompt_without_room_is_cut_to_its_end(size, text, tmp_path, capfd):
   words = f"--prompt=@{tmp_path / 'prompt'}", f"--out={tmp_path}", "--num=1"
   assert command(text, *words) == 0
   line = f"prompt has {size} symbols: its last 16 are used, as half of the 32"
+
   assert (line in capfd.readouterr().err) == (size > 31)
   found = (tmp_path / "samples.txt").read_bytes()
   assert len(found) == 32
@@ -91,6 +99,7 @@ def test_samples_are_printed_and_kept_apart(text, tmp_path, capsys):
   prompt = "--prompt=abc --step=7"  # one word of the command
   assert command(text, "--num=1", f"--out={tmp_path}", prompt) == 0
   out = capsys.readouterr().out
+
   assert out.startswith("abc")
   assert f"1 sample of step 0 in {tmp_path / 'samples.txt'}" in out
   assert f"'{prompt}' --step=0" in (tmp_path / "samples.json").read_text()
@@ -107,7 +116,8 @@ def test_prompt_ends_where_samples_go_on(tmp_path):
   words = "--num=1", "--prompt=some", "--nocache"
   assert command(tmp_path / "run", *words) == 0
   found = (tmp_path / "run" / "samples.txt").read_bytes()
-  assert found[:4] == b"some" and found[4] != 0
+  assert found[:4] == b"some"
+  assert found[4] != 0
 
 
 def test_samples_complete_real_images_and_are_next_to_them(images):
@@ -119,6 +129,7 @@ def test_samples_complete_real_images_and_are_next_to_them(images):
   scale = (size - 2 - samples.BORDER) // 8
   for top in (samples.LABEL + 1, samples.LABEL + 1 + size):
     rows = pixels[top + scale // 2 :][: 8 * scale : scale]
-    drawn, real = rows[:, : 2 * size], rows[:, -2 * size :]
+    drawn = rows[:, : 2 * size]
+    real = rows[:, -2 * size :]
     np.testing.assert_array_equal(drawn[:5], real[:5])
     assert (drawn[5:] != real[5:]).any(1).all()

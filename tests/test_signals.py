@@ -80,6 +80,7 @@ def test_signal_is_told_once_and_what_reads_it_ends(capfd):
       with pytest.raises(Stopped, match="^SIGTERM$"):
         signals.check()
     assert capfd.readouterr().err.count("SIGTERM: stops") == 1
+
   assert threading.active_count() == threads
   assert signal.set_wakeup_fd(-1) == -1
 
@@ -119,6 +120,7 @@ def test_threads_catch_no_signals():
 
   with futures.ThreadPoolExecutor() as pool:
     pool.submit(work).result()  # raises what it raised
+
   assert handlers == [*map(signal.getsignal, stopping)]
 
 

@@ -8,7 +8,11 @@ from helpers import runs
 
 TUTORIAL = runs.REPO / "docs" / "tutorial.ipynb"
 # So few steps that it validates after the last one only.
-SHORT = {"STEPS": 4, "LAYERS": 2, "SIDE": 16}
+SHORT = {
+  "STEPS": 4,
+  "LAYERS": 2,
+  "SIDE": 16,
+}
 MAX_BYTES = 500_000
 
 
@@ -23,8 +27,13 @@ def test_tutorial_runs(tmp_path):
   for name, value in SHORT.items():
     script, count = re.subn(rf"(?m)^{name} = \d+", f"{name} = {value}", script)
     assert count == 1, name
-  settings = dict(PYTHONPATH=runs.REPO, TMPDIR=tmp_path, MPLBACKEND="agg")
+  settings = dict(
+    PYTHONPATH=runs.REPO,
+    TMPDIR=tmp_path,
+    MPLBACKEND="agg",
+  )
   done = runs.python("-c", script, cwd=tmp_path, **settings)
+
   assert done.returncode == 0, done.stderr
   assert "Local(8), Bishop(8): everything after 3 layers" in done.stdout
   assert list(tmp_path.glob("*/samples.png"))

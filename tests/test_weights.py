@@ -39,11 +39,13 @@ def test_weights_are_as_trained_and_name_no_path(name, capfd):
   path = FOLDER / f"{name}.safetensors"
   content = path.read_bytes()
   arrays = content[8 + int.from_bytes(content[:8], "little") :]
+
   assert hashlib.sha256(arrays).hexdigest() == ARRAYS[name]
   with safe_open(path, "numpy") as file:
     metadata = file.metadata()
   settings = json.loads(metadata["config"])
   config = config_lib.from_json(settings, path)
+
   assert config == config_lib.portable(config)
   assert config.data.name == name.partition("_")[0]
   assert not any("/" in x.replace("bits/dim", "") for x in metadata.values())
@@ -60,8 +62,10 @@ def test_weights_score_what_their_card_says(name, tmp_path):
     if not SHARED.is_dir():
       pytest.skip("needs CIFAR-10")
     words = [f"--config.data.path={SHARED}"]
+
   file = FOLDER / f"{name}.safetensors"
-  workdir, card = f"--workdir={tmp_path / 'run'}", record.read(name)
+  workdir = f"--workdir={tmp_path / 'run'}"
+  card = record.read(name)
   assert runs.command(CONVERT, file, workdir, *words) == 0
   # Optimized, as for users: it takes minutes.
   optimized = dict(JAX_DISABLE_MOST_OPTIMIZATIONS=0)
@@ -71,6 +75,7 @@ def test_weights_score_what_their_card_says(name, tmp_path):
     for x in card["evaluations"]
     if (x["split"], x["step"]) == ("validation", card["steps"])
   )
+
   assert abs(json.loads(done.stdout)["bits_per_dim"] - bits) < 1e-4
 
 
@@ -86,6 +91,7 @@ def test_data_are_asked_for_only_where_they_are_needed(
   sample = "sparse_transformer/sample.py"
   assert runs.command(sample, workdir, "--num=1") == 0
   out, err = capfd.readouterr()
+
   assert out.startswith("1 sample of converted weights in ")
   assert err.startswith("no real images are beside the samples: ")
   assert (tmp_path / "run" / "samples.png").exists()
@@ -118,7 +124,8 @@ def test_flags_on_the_page_exist(tmp_path):
   """Training takes minutes and needs data: its commands are only parsed."""
   commands = commands_of_the_page()
   trained = [words for words in commands if words[:2] == ["python", "train.py"]]
-  assert len(trained) == 1 + len(ARRAYS) and len(commands) == 10
+  assert len(trained) == 1 + len(ARRAYS)
+  assert len(commands) == 10
   for words in trained:
     # The last flag is wrong, and read after all others.
     done = runs.python(*words[1:], "--profile=0:0", cwd=runs.REPO)
@@ -129,11 +136,17 @@ def test_flags_on_the_page_exist(tmp_path):
 def test_commands_of_the_page_work_in_a_clone(tmp_path):
   """Except those that train for minutes, or download."""
   for name in (
-    *("sparse_transformer", "configs", "weights", "benchmarks"),
-    *("Makefile", "train.py", "eval.py"),
+    "sparse_transformer",
+    "configs",
+    "weights",
+    "benchmarks",
+    "Makefile",
+    "train.py",
+    "eval.py",
     *(path.name for path in runs.REPO.glob("requirements*.txt")),
   ):
     (tmp_path / name).symlink_to(runs.REPO / name)
+
   (tmp_path / ".venv").mkdir()
   (tmp_path / ".venv" / "installed").touch()
   (tmp_path / ".venv" / "bin").mkdir()
@@ -153,9 +166,13 @@ def test_commands_of_the_page_work_in_a_clone(tmp_path):
     if {"train.py", "prepare", "--workdir=runs/text"} & {*words}:
       continue
     subprocess.run(
-      words, cwd=tmp_path, env=os.environ | optimized | where, check=True
+      words,
+      cwd=tmp_path,
+      env=os.environ | optimized | where,
+      check=True,
     )
     done.append(words[:3])
+
   assert len(done) == 3 + SHARED.is_dir(), done
   for name in ("weights", "large"):
     assert (tmp_path / "runs" / name / "samples.png").exists()

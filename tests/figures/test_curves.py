@@ -6,12 +6,26 @@ import pytest
 from sparse_transformer.figures import curves
 
 TRAIN = [
-  dict(step=step, split="train", bits_per_dim=4 - step / 10) for step in (1, 2)
+  dict(
+    step=step,
+    split="train",
+    bits_per_dim=4 - step / 10,
+  )
+  for step in (1, 2)
 ]
 LINES = [*TRAIN, dict(step=2, split="validation", bits_per_dim=3.5)]
-NOT_FINITE = dict(step=3, split="train", bits_per_dim=np.nan)
+NOT_FINITE = dict(
+  step=3,
+  split="train",
+  bits_per_dim=np.nan,
+)
 
-RESULT = dict(split="test", step=3, min_context=0, unit="bits/dim")
+RESULT = dict(
+  split="test",
+  step=3,
+  min_context=0,
+  unit="bits/dim",
+)
 RESULT["overrides"] = {"attention.pattern": "dense"}
 
 
@@ -57,6 +71,7 @@ def test_only_positions_that_every_window_scores_are_drawn(min_context):
   axis = of_positions(bits_L, min_context)
   dots, means, _ = points(axis)
   expected = [[i + 1, bits_L[i]] for i in range(min_context, 512)]
+
   np.testing.assert_allclose(dots, expected)
   assert min(x for x, _ in means) > min_context
   assert axis.get_ylim()[1] < 4
@@ -73,7 +88,8 @@ def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
   end = min_context
   for center in centers:  # each block begins where the one before it ended
     end = 2 * center - 1 - end
-  assert end == n and len(means) <= 64
+  assert end == n
+  assert len(means) <= 64
 
 
 def test_positions_that_are_not_scored_are_left_out():
@@ -81,6 +97,7 @@ def test_positions_that_are_not_scored_are_left_out():
   bits_L = np.random.RandomState(0).rand(200)
   bits_L[:7] = bits_L[50] = np.nan
   means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))
+
   assert np.isnan(means[:2]).all()
   expected = [np.nanmean(bits_L[i : i + 3]) for i in range(6, 200, 3)]
   np.testing.assert_allclose(means[2:], expected)
@@ -98,6 +115,7 @@ def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
   figure = curves.bits_by_pixel(bits_L, shape, result | dict(bits_per_dim=0.5))
   figure.draw_without_rendering()
   *panels, bar = figure.axes
+
   assert len(panels) == channels
   assert (bar.get_ylabel(), panels[0].get_ylabel()) == ("bits/dim", "row")
   titles = [panel.get_title() for panel in panels]
@@ -108,4 +126,5 @@ def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
     expected = bits_L[channel::channels].reshape(rows, columns)
     np.testing.assert_array_equal(image.get_array().filled(np.nan), expected)
     colors.add(image.get_clim())
+
   assert len(colors) == 1  # one bar is for all channels

@@ -22,6 +22,7 @@ def test_page_shows_what_it_is_made_from(name):
 def test_each_pattern_has_a_picture_and_there_are_no_others():
   shown = gallery.drawn()
   expected = {gallery.file_name(pattern): pattern for pattern in shown}
+
   assert len(expected) == len(shown)
   found = {path.name for path in (DOCS / gallery.PICTURES).iterdir()}
   assert found == set(expected), HINT

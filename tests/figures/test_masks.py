@@ -54,7 +54,8 @@ def test_matrix_shows_every_pair_at_any_size(n, monkeypatch):
   cells = -(-n // size)
   for pattern in catalogue.ALL:
     painted = pictures.image_of_matrix(pattern, n)
-    assert painted.shape == (cells, cells, 3) and painted.dtype == np.uint8
+    assert painted.shape == (cells, cells, 3)
+    assert painted.dtype == np.uint8
     rows, columns = np.nonzero(pattern.matrix(n) | np.eye(n, dtype=bool))
     shown = np.zeros((cells, cells), bool)
     shown[rows // size, columns // size] = True
@@ -72,13 +73,15 @@ def test_joined_cells_show_the_fraction_of_keys():
 
 def test_pairs_that_follow_the_content_have_a_color_of_their_own():
   local = patterns.Local(5)
-  pattern, n = local | (patterns.LSH(8, 4) & patterns.Local(20)), 64
+  pattern = local | (patterns.LSH(8, 4) & patterns.Local(20))
+  n = 64
   painted = pictures.image_of_matrix(pattern, n)
   i = np.arange(n)
   expected = np.where(local.matrix(n)[..., None], KEY, WHITE)
   maybe = patterns.Local(20).matrix(n) & ~local.matrix(n)
   expected[maybe] = style.rgb(style.PALE)
   expected[i, i] = QUERY
+
   np.testing.assert_array_equal(painted, expected)
   row = pictures.image_of_query(pattern, n, (1, n))[0]
   np.testing.assert_array_equal(row, expected[int(n * 0.71)])
@@ -90,4 +93,5 @@ def test_million_positions_are_drawn(tmp_path):
   path = tmp_path / "p.png"
   pictures.save_patterns(path, layers, (1024, 1024), 2**20)
   shown = np.unique(pixels(path).reshape(-1, 3), axis=0).tolist()
-  assert QUERY.tolist() in shown and KEY.tolist() in shown
+  assert QUERY.tolist() in shown
+  assert KEY.tolist() in shown

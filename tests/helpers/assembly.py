@@ -48,6 +48,7 @@ def kernels(folder):
           shared_bytes=int(launches[name]["shared"]),
           threads=int(launches[name]["threads"]),
         )
+
   return result
 
 
@@ -56,7 +57,12 @@ def _assemble(path, code):
   (ptxas,) = environment.glob("lib/*/site-packages/nvidia/cuda_nvcc/bin/ptxas")
   target = re.search(r"^\.target (\w+)", code, re.MULTILINE)[1]
   command = [ptxas, "-v", "-arch", target, path, "-o", "/dev/null"]
-  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  done = subprocess.run(
+    command,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
   return _resources(done.stderr)
 
 

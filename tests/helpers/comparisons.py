@@ -19,7 +19,11 @@ def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
     parameters=100,
     peak_bytes=2**20 + seed,
     best_step=40,
-    validation=dict(bits_per_dim=bits, standard_error=0.1, tokens=9),
+    validation=dict(
+      bits_per_dim=bits,
+      standard_error=0.1,
+      tokens=9,
+    ),
     test=None,
     curve=dict(
       steps=[10, 20, 30, 40],

@@ -19,7 +19,12 @@ def by_definition(pattern, q, k, centroids=None):
     q, k: queries and keys [B, n, H, K].
     centroids: of `Routing`, [H, clusters, K].
   """
-  side = functools.partial(by_definition, q=q, k=k, centroids=centroids)
+  side = functools.partial(
+    by_definition,
+    q=q,
+    k=k,
+    centroids=centroids,
+  )
   match pattern:
     case patterns.Union(left, right):
       return side(left) | side(right)
@@ -116,6 +121,7 @@ def moba(q, k, size, top_k):
     for block in np.argsort(-scores)[:top_k]:
       if scores[block] > -np.inf:
         mask[b, h, t, starts[block] : min(starts[block] + size, t + 1)] = True
+
   return mask
 
 
@@ -144,6 +150,7 @@ def reformer_chunks(q, k, pattern=LSH_OF_CHUNKS):
     behind = chunk[..., :, None] - chunk[..., None, :]
     same = label[..., :, None] == label[..., None, :]
     mask |= same & ((behind == 0) | (behind == 1))
+
   return causal(mask)
 
 

@@ -49,6 +49,7 @@ class Run:
       lowered = self.experiment.update.lower(
         self.like, self.experiment.batch(0)
       )
+
     self.update = lowered.compile()
 
   def advance(self, state, step):
@@ -58,12 +59,15 @@ class Run:
 
   def train(self, steps):
     """(the state after all steps, what is printed)."""
-    state, nats = self.experiment.first_state(), []
+    state = self.experiment.first_state()
+    nats = []
     for step in range(steps):
       state, loss = self.advance(state, step)
       nats.append(loss)
     parts = dict(
-      parameters=state.params, optimizer=state.opt_state, average=state.ema
+      parameters=state.params,
+      optimizer=state.opt_state,
+      average=state.ema,
     )
     explained = costs.memory(self.experiment.config, self.experiment.model)
     return state, dict(
@@ -115,6 +119,7 @@ def check_restored(all_runs, states, steps):
         assert x.sharding == y.sharding
       losses.append(other.advance(found, steps)[1])
       assert os.listdir(f"{folder}/checkpoints") == [str(steps)]
+
   return losses
 
 

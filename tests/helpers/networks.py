@@ -15,7 +15,13 @@ LENGTH = 20
 
 def assign(name="strided", mode="interleaved", num_layers=2, **changes):
   """Patterns of all layers, with two heads each."""
-  settings = dict(num_heads=2, stride=6, window=4, width=2, num_summaries=2)
+  settings = dict(
+    num_heads=2,
+    stride=6,
+    window=4,
+    width=2,
+    num_summaries=2,
+  )
   return patterns.assign(
     name, mode, num_layers=num_layers, **settings | changes
   )

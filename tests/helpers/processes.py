@@ -15,7 +15,8 @@ def main():
   from sparse_transformer.training.experiment import Experiment
 
   number, step, *words = sys.argv[1:]
-  left, read = [int(step)], Experiment.batch
+  left = [int(step)]
+  read = Experiment.batch
 
   def batch(*args):
     left[0] -= 1

@@ -124,19 +124,24 @@ def command(script: str, *words: Any) -> int:
   """Runs `python SCRIPT WORDS` in this process; returns its exit status."""
   values = flags.FLAGS
   app.define_help_flags()
-  known, argv, verbosity = set(values), sys.argv, logging.get_verbosity()
+  known = set(values)
+  argv = sys.argv
+  verbosity = logging.get_verbosity()
   sys.argv = [script, *map(str, words)]
-  orig_argv, sys.orig_argv = sys.orig_argv, ["python", *sys.argv]
+  orig_argv = sys.orig_argv
+  sys.orig_argv = ["python", *sys.argv]
   try:
     runpy.run_path(str(REPO / script), run_name="__main__")
   except SystemExit as exit:
     return exit.code or 0
   finally:
-    sys.argv, sys.orig_argv = argv, orig_argv
+    sys.argv = argv
+    sys.orig_argv = orig_argv
     values.remove_flag_values(set(values) - known)
     values.unparse_flags()
     sys.modules.pop("config_config", None)  # or the next one would reuse it
     logging.set_verbosity(verbosity)
+
   raise AssertionError(f"{script} did not exit")
 
 

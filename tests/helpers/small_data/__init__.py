@@ -23,10 +23,21 @@ TEXT = bytes(range(256)) * 4 + b"the end"
 
 def config(name, path="", **changes):
   """The `data` group of a config."""
-  fields = dict(length=16, columns=4, fractions=(0.5, 0.25, 0.25), rate=12_000)
-  fields |= dict(symbols=7, period=6, noise=0.2, pairs=3, documents=False)
-  fields |= dict(vocab_size=2**16, sizes=(9, 3, 3), orders=())
-  fields |= dict(splits="auto")
+  fields = dict(
+    length=16,
+    columns=4,
+    fractions=(0.5, 0.25, 0.25),
+    rate=12_000,
+    symbols=7,
+    period=6,
+    noise=0.2,
+    pairs=3,
+    documents=False,
+    vocab_size=2**16,
+    sizes=(9, 3, 3),
+    orders=(),
+    splits="auto",
+  )
   return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
 
 
@@ -51,7 +62,9 @@ def small_cifar10(root, patch):
   from sparse_transformer.data import download
 
   builder = download.Cifar10Bytes
-  random, files, archive = np.random.RandomState(0), {}, io.BytesIO()
+  random = np.random.RandomState(0)
+  files = {}
+  archive = io.BytesIO()
   with tarfile.open(fileobj=archive, mode="w:gz") as tar:
     # With other files and unsorted, as in the published archive.
     for name in ("readme", *builder.TEST_FILES, *builder.TRAIN_FILES[::-1]):
@@ -60,6 +73,7 @@ def small_cifar10(root, patch):
       member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
       member.size = files[name].size
       tar.addfile(member, io.BytesIO(files[name].tobytes()))
+
   content = archive.getvalue()
   path = root / "downloads" / "manual" / download.ARCHIVE.filename
   path.parent.mkdir(parents=True)
@@ -91,8 +105,15 @@ def write_pictures(folder, images, suffix=".png"):
 
 
 # Of the files of each source in any folder.
-SUFFIXES = dict(bytes=".txt", jsonl=".jsonl", tokens=".bin", fasta=".fasta")
-SUFFIXES |= dict(audio=".wav", images=".png", labelled=".txt")
+SUFFIXES = dict(
+  bytes=".txt",
+  jsonl=".jsonl",
+  tokens=".bin",
+  fasta=".fasta",
+  audio=".wav",
+  images=".png",
+  labelled=".txt",
+)
 
 
 def write_symbols(path, symbols):
@@ -149,4 +170,5 @@ def write(name, folder, patch):
     download.prepare(str(folder))
   elif name == "imagenet64":
     small_imagenet64(folder, patch)
+
   return config(name, "" if name in sources.WITHOUT_PATH else path)

@@ -11,10 +11,9 @@ data.
 
 import pathlib
 import runpy
-import shutil
 from collections.abc import Sequence
 
-from sparse_transformer import cli, config as config_lib, schema, version
+from sparse_transformer import cli, schema, version
 from sparse_transformer.cli import config_flags, flags
 
 # Configs of the released networks, by their numbers of layers.
@@ -50,33 +49,31 @@ def main(argv: Sequence[str]) -> None:
     _ = experiment.source
   except FileNotFoundError:  # of images, whose size a file of export has too
     experiment = Experiment(experiment.config, shared=file and file.source)
-  _write(experiment, pathlib.Path(args.workdir), is_set)
+  config_file = None
+  if is_set:
+    config_file = config_flags.get_config_filename(args["config"])
+  _write(experiment, pathlib.Path(args.workdir), config_file)
 
 
-def _write(experiment, workdir, has_config_file):
+def _write(experiment, workdir, config_file):
   """Writes what a run has that trains no step."""
-  from sparse_transformer.figures import masks
-  from sparse_transformer.training import banner, metrics, warm_start
+  from sparse_transformer.training import banner, loop, metrics, warm_start
   from sparse_transformer.training.checkpoints import store
 
-  config, model, file = experiment.config, experiment.model, None
   state, start = warm_start.first_state(experiment)
   assert start  # what is in the file
-  provenance = store.provenance(config, experiment.source, has_data=False)
+  provenance = store.provenance(
+    experiment.config, experiment.source, has_data=False
+  )
   with (
     store.Saver(workdir, keep=1, provenance=provenance) as saver,
     metrics.Writer(workdir, -1) as writer,
   ):
     saver.save(state, start.get("bits"))
-    writer.note(0, "start", **start)
-  picture = workdir / "patterns.png"
-  masks.save_patterns(picture, model.patterns, model.shape, model.length)
-  if has_config_file:  # what it registers is not in config.json
-    file = config_flags.get_config_filename(flags.FLAGS["config"])
-    shutil.copyfile(file, workdir / "config.py")
-  config_lib.write_config(workdir, config)  # last: then it is a run
+    writer.write(0, "start", **start)
+  loop.write_run(experiment, workdir, config_file)
   print(banner.origin(start))
-  print(banner.end(experiment, workdir, file))
+  print(banner.end(experiment, workdir, config_file))
 
 
 def _preset(path, weights, about):

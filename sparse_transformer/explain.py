@@ -103,7 +103,7 @@ def _explain(args):
   banner.warn(experiment)
   report = network_report.describe(experiment.config, model)
   if args.compile:
-    found = experiment.compile().memory_analysis()
+    found = experiment.compile_step().memory_analysis()
     parts = dict(
       arguments=found.argument_size_in_bytes,
       temporaries=found.temp_size_in_bytes,

@@ -48,7 +48,7 @@ def measure(preset: str) -> dict:
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(model.vocab_size, size=like.shape, dtype=like.dtype)
   batch = jax.device_put(tokens_BL, like.sharding)
-  update, state = experiment.compile(), experiment.first_state()
+  update, state = experiment.compile_step(), experiment.first_state()
   schedule = optimizer.schedule(config)
 
   def step():  # waits for the one before it only

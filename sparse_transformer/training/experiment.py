@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from sparse_transformer import (
   config as config_lib,
   data,
-  machine,
   model as model_lib,
   schema,
 )
@@ -42,6 +41,9 @@ class Experiment:
   config: schema.Config
   devices: tuple[jax.Device, ...] | None = None
   shared: data.Source | None = None
+  _programs: dict[Any, Any] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "config", schema.typed(self.config))
@@ -139,21 +141,13 @@ class Experiment:
     shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
 
-  def compile(self, dtype: Any = None) -> Any:
-    """`update`, compiled for batches of a dtype, see `batch_like`."""
-    inputs = self.like, self.batch_like(dtype), schedule(self.config)
-    with jax.set_mesh(self.mesh):
-      return self.update.lower(*inputs).compile()
-
-  @functools.cached_property
-  def program(self) -> Callable[..., Any]:
-    """`compile` for the data; raises ValueError if memory is not free."""
-    program = self.compile(self.examples[0].dtype)
-    if memory := program.memory_analysis():
-      needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-      needed += memory.output_size_in_bytes - memory.alias_size_in_bytes
-      machine.check_free("a training step", needed)
-    return program
+  def compile_step(self, dtype: Any = None) -> Any:
+    """Compiles `update` for batches of a dtype, see `batch_like`, once."""
+    if dtype not in self._programs:
+      inputs = self.like, self.batch_like(dtype), schedule(self.config)
+      with jax.set_mesh(self.mesh):
+        self._programs[dtype] = self.update.lower(*inputs).compile()
+    return self._programs[dtype]
 
   @functools.cached_property
   def mesh(self) -> Mesh:

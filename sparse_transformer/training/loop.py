@@ -8,7 +8,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -70,11 +70,15 @@ class Options:
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
+  """What the steps of a run use."""
+
   experiment: Experiment
   options: Options
   stops: processes.Stops
   saver: store.Saver
   writer: metrics.Writer
+  lines: list[dict[str, Any]]  # of metrics.jsonl, before the first step
+  is_changed: bool  # since the last checkpoint
 
 
 def train(
@@ -94,10 +98,12 @@ def train(
     signals.Stopped: a signal ended the run after it saved its state.
   """
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
-  workdir, options = pathlib.Path(workdir), Options(**settings)
+  workdir = pathlib.Path(workdir)
+  options = Options(**settings)
   with processes.Stops() as stops:
-    checked = lambda: kernel_check.avoid_wrong(Experiment(config))
-    experiment = processes.together(checked)
+    experiment = processes.together(
+      lambda: kernel_check.avoid_wrong(Experiment(config))
+    )
     processes.together(lambda: check(experiment))
     with (
       workdir_lib.hold(workdir),
@@ -111,117 +117,59 @@ def train(
         lambda: _changes(experiment.config, saver, saved, options)
       )
       if saved is not None:
-        saver.saved.check_network(saved, experiment.like)
-      elif experiment.config.train.init_from:
-        warm_start.first_state(experiment)
-      step, last = saved or 0, -1 if saved is None else saved
-      _compile(experiment, workdir, options.limit, step)
-      start = None
-      if saved is not None:
-        state = saver.saved.restore(experiment.like, saved)
+        state, start = saver.saved.restore(experiment.like, saved), None
       else:
         state, start = warm_start.first_state(experiment)
-      write = lambda: _write(experiment, workdir, step, changes, options)
-      silent = not processes.is_first()
-      with metrics.Writer(workdir, last, silent, options.on_metrics) as writer:
-        processes.decide(write)
+
+      processes.decide(
+        lambda: banner.introduce(experiment, workdir, options.limit)
+      )
+      program = _compile(experiment, step=saved or 0)
+      with metrics.Writer(
+        workdir,
+        step=-1 if saved is None else saved,
+        silent=not processes.is_first(),
+        on_metrics=options.on_metrics,
+      ) as writer:
+        if saved:
+          processes.say(f"resumes from step {saved}")
+        processes.decide(
+          lambda: write_run(
+            experiment,
+            workdir,
+            config_file=options.config_file,
+            step=saved or 0,
+            changes=changes,
+          )
+        )
         if start:
-          writer.note(step, "start", **start)
-          writer.say(banner.origin(start))
-        run = _Run(experiment, options, stops, saver, writer)
-        state = _steps(run, state, (start or {}).get("bits"))
+          writer.write(0, "start", **start)
+          processes.say(banner.origin(start))
+        run = _Run(
+          experiment=experiment,
+          options=options,
+          stops=stops,
+          saver=saver,
+          writer=writer,
+          lines=processes.decide(lambda: metrics.read(workdir)),
+          is_changed=_is_changed(changes),
+        )
+        state = _steps(run, program, state)
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
       " command again to resume"
     )
-  about = experiment, workdir, options.config_file
-  processes.decide(lambda: print(banner.end(*about)))
-  return state
-
-
-def _steps(run: _Run, state: State, bits: float | None) -> State:
-  """Trains from a state, with these bits on validation data, if known."""
-  experiment, writer = run.experiment, run.writer
-  config, first = experiment.config, int(state.step)
-  lines = processes.decide(lambda: metrics.read(writer.workdir))
-  watch = Stopwatch(lines, run.options.limit)
-  monitor = metrics.Monitor(experiment.numbers, writer.note)
-  is_last = first == config.train.steps or watch.is_over()
-  every = config.train.log_every, config.eval.every, config.checkpoint.every
-  total = None if run.options.limit else config.train.steps
-  # A signal ends it. Kernels need the mesh in context.
-  with (
-    contextlib.suppress(signals.Stopped),
-    jax.set_mesh(experiment.mesh),
-    progress("step", total, first, not processes.is_first()) as advance,
-    Profile(run.options.profile, first, writer, watch) as profile,
-  ):
-    if _lacks_validation(run, first, is_last, lines):
-      with watch.paused():
-        bits = _validate(run, state, watch)
-        run.saver.save(state, bits)  # they are added to the saved step
-    for step in range(first, first if is_last else config.train.steps):
-      run.stops.check()
-      profile.before(step + 1, state)
-      batch = experiment.batch(step)
-      schedule = optimizer.schedule(config, step, watch.share())
-      state, measured = experiment.program(state, batch, schedule)
-      done, bits = step + 1, None  # the step's number in metrics, checkpoints
-      advance(1)
-      watch.count(len(batch) * experiment.model.length)
-      monitor.watch(done, measured)
-      is_last = done == config.train.steps or watch.is_over()
-      logs, validates, saves = (_is_due(done, x, is_last) for x in every)
-      if done - first in EARLY and not logs and (now := _finite(measured)):
-        writer.say(metrics.as_line(done, "train", now))
-      if logs or validates or saves:
-        monitor.flush()
-        with watch.paused():
-          if logs:
-            _log(writer, done, measured, experiment, watch)
-          if validates:
-            bits = _validate(run, state, watch)
-          if saves:
-            run.saver.save(state, bits)
-      if is_last:
-        break
-  monitor.flush()
-  with watch.paused():
-    run.saver.save(state, bits)  # unless it is saved
-    run.saver.finish()
-  # This process may have resumed after the last step, and trained nothing.
-  peaks = machine.peak_memory(), *(x.get("peak_bytes", 0) for x in lines)
-  split = "stopped" if run.stops.reason else "end"
-  writer.note(int(state.step), split, peak_bytes=max(peaks), **watch.times())
-  return state
-
-
-def _lacks_validation(run, step, is_last, lines):
-  """Whether the validation of a saved step was interrupted, and can be made."""
-  config = run.experiment.config
-  validated = [x["step"] for x in lines if x["split"] == "validation"]
-  is_due = _is_due(step, config.eval.every, is_last)
-  if not is_due or step <= max(validated, default=0):
-    return False
-  # A changed run would score it differently than the one that made it.
-  saved = run.saver.saved
-  changes = processes.decide(
-    lambda: config_lib.compare(saved.config(step), config)
+  processes.decide(
+    lambda: print(banner.end(experiment, workdir, options.config_file))
   )
-  return not any(
-    schema.affects(name) == "scores" or name == "eval.sequences"
-    for name in changes
-  )
-
-
-def _is_due(step, every, is_last):
-  return is_last or (every > 0 and step % every == 0)
+  return state
 
 
 def check(experiment: Experiment) -> None:
   """Raises ValueError or OSError if a run cannot begin; trains nothing."""
-  config, sizes = experiment.config, experiment.mesh.shape
+  config = experiment.config
+  sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
   if config.eval.samples:
@@ -233,57 +181,81 @@ def check(experiment: Experiment) -> None:
     jax.eval_shape(experiment.losses, experiment.like.params, batch)
 
 
-def _compile(experiment, workdir, limit, step):
-  processes.decide(lambda: banner.introduce(experiment, workdir, limit))
-  if step >= experiment.config.train.steps:
-    return
-  began = time.perf_counter()
-  processes.decide(lambda: print("compiling", flush=True))
-  processes.together(lambda: experiment.program)
-  took = time.perf_counter() - began
-  processes.decide(lambda: print(f"compiled in {took:.1f} s", flush=True))
+def write_run(
+  experiment: Experiment,
+  workdir: pathlib.Path,
+  config_file: str | os.PathLike | None = None,
+  step: int = 0,
+  changes: config_lib.Changes | None = None,
+) -> None:
+  """Writes what a workdir says of its run: config, patterns.
+
+  Args:
+    experiment: the run's.
+    workdir: its folder.
+    config_file: is copied: what it registers is not in config.json.
+    step, changes: see `config.write_config`.
+  """
+  if config_file:
+    source = pathlib.Path(config_file).read_bytes()
+    atomic.write_bytes(workdir / "config.py", source)
+  model = experiment.model
+  with metrics.attempt("the picture of the patterns"):
+    path = workdir / "patterns.png"
+    save_patterns(path, model.patterns, model.shape, model.length)
+  # Last: then it is a run.
+  config_lib.write_config(workdir, experiment.config, step, changes)
 
 
 def _saver(experiment, workdir):
   """What saves a run; raises if processes train different ones."""
-  config, source = experiment.config, experiment.source
-  provenance = processes.together(lambda: store.provenance(config, source))
-  fields = schema.flatten(config)
-  fields.pop("data.path")  # each host may have its own copy
-  data = {f"data ({name})": value for name, value in provenance["data"].items()}
-  avoided = {f"whether kernels ({x}) passed": False for x in registry.AVOIDED}
-  processes.check_same(fields | data | provenance["versions"] | avoided)
-  keep = config.checkpoint.keep
-  return store.Saver(workdir, keep=keep, provenance=provenance)
+  config = experiment.config
+  provenance = processes.together(
+    lambda: store.provenance(config, experiment.source)
+  )
+  identity = schema.flatten(config) | provenance["versions"]
+  identity.pop("data.path")  # each host may have its own copy
+  for name, value in provenance["data"].items():
+    identity[f"data ({name})"] = value
+  for name in registry.AVOIDED:
+    identity[f"whether kernels ({name}) passed"] = False
+  processes.check_same(identity)
+  return store.Saver(
+    workdir, keep=config.checkpoint.keep, provenance=provenance
+  )
 
 
-def _changes(config, saver, last, options):
-  """The settings that a run changes at its last checkpoint, if it has one."""
-  saved, workdir = saver.saved, saver.saved.workdir
+def _changes(config, saver, step, options):
+  """The fields that change at the checkpoint of a step, if there is one."""
+  saved = saver.saved
+  workdir = saved.workdir
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
   allowed = config_lib.TO_RESUME
   if options.allow_changes:
     allowed = config_lib.TO_CHANGE
-  written, changes = {}, {}
+
+  written = {}
   if (workdir / "config.json").exists():
     before = config_lib.read_config(workdir)
     written = config_lib.compare(before, config, allowed, workdir)
-  if last is not None:  # config.json may be edited, or of a lost checkpoint
-    place = f"checkpoint {saved.path(last)}"
-    changes = config_lib.compare(saved.config(last), config, allowed, place)
-    saved.check_data(last, saver.provenance["data"])
-  step = last or 0
+  changes = {}
+  if step is not None:  # config.json may be edited, or of a lost checkpoint
+    place = f"checkpoint {saved.path(step)}"
+    changes = config_lib.compare(saved.config(step), config, allowed, place)
+    saved.check_data(step, saver.provenance["data"])
+
+  step = step or 0
   if config.train.steps < step:
     raise ValueError(
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
-  is_free = lambda name: schema.affects(name) in config_lib.TO_RESUME
-  if not (names := [x for x in written | changes if not is_free(x)]):
+  if not _is_changed(written | changes):
     return changes
   if config.train.steps == step:
+    names = filter(_is_of_run, written | changes)
     raise ValueError(
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
       " that would use it; set more train.steps, or use another --workdir"
@@ -295,41 +267,139 @@ def _changes(config, saver, last, options):
   return changes
 
 
-def _write(experiment, workdir, step, changes, options):
-  model = experiment.model
-  if step:
-    print(f"resumes from step {step}", flush=True)
-  config_lib.write_config(workdir, experiment.config, step, changes)
-  if options.config_file:  # what it registers is not in config.json
-    source = pathlib.Path(options.config_file).read_bytes()
-    atomic.write_bytes(workdir / "config.py", source)
-  with metrics.attempt("the picture of the patterns"):
-    path = workdir / "patterns.png"
-    save_patterns(path, model.patterns, model.shape, model.length)
+def _is_of_run(name):
+  """Whether another value of a field makes another run."""
+  return schema.affects(name) not in config_lib.TO_RESUME
 
 
-def _log(writer, step, measured, experiment, watch):
-  if (values := _finite(measured)) is None:
+def _is_changed(changes):
+  return any(map(_is_of_run, changes))
+
+
+def _compile(experiment, step):
+  """The compiled step; None after the last one."""
+  if step >= experiment.config.train.steps:
+    return None
+  processes.say("compiling")
+  began = time.perf_counter()
+  dtype = experiment.examples[0].dtype
+  program = processes.together(lambda: experiment.compile_step(dtype))
+  if memory := program.memory_analysis():
+    # Besides its arguments, in whose place the next state is written.
+    needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
+    needed -= memory.alias_size_in_bytes
+    processes.together(lambda: machine.check_free("a training step", needed))
+  processes.say(f"compiled in {time.perf_counter() - began:.1f} s")
+  return program
+
+
+def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
+  """Trains from a state on; returns the last one, which is saved."""
+  experiment = run.experiment
+  config = experiment.config
+  step = first = int(state.step)
+  bits = None  # per dim, of the validation of a state, once it is known
+  watch = Stopwatch(run.lines, run.options.limit)
+  monitor = metrics.Monitor(experiment.numbers, run.writer.write)
+  # A signal ends it. Kernels need the mesh in context.
+  with (
+    contextlib.suppress(signals.Stopped),
+    jax.set_mesh(experiment.mesh),
+    progress(
+      "step",
+      total=None if run.options.limit else config.train.steps,
+      done=first,
+      silent=not processes.is_first(),
+    ) as advance,
+    Profile(run.options.profile, first, run.writer.workdir, watch) as profile,
+  ):
+    is_last = step == config.train.steps or watch.is_over()
+    if _lacks_validation(run, step, is_last):
+      with watch.paused():
+        bits = _validate(run, state, watch)
+        run.saver.save(state, bits)  # they are added to the saved step
+
+    while not is_last:
+      run.stops.check()
+      profile.before(step + 1, state)
+      batch = experiment.batch(step)
+      due = optimizer.schedule(config, step, watch.share())
+      state, measured = program(state, batch, due)
+      step += 1  # its number in metrics and checkpoints
+      bits = None
+      advance(1)
+      watch.count(len(batch) * experiment.model.length)
+      monitor.watch(step, measured)
+
+      is_last = step == config.train.steps or watch.is_over()
+      logs = _is_due(step, config.train.log_every, is_last)
+      validates = _is_due(step, config.eval.every, is_last)
+      saves = _is_due(step, config.checkpoint.every, is_last)
+      if step - first in EARLY and not logs:
+        if values := _finite(measured):
+          processes.say(metrics.as_line(step, "train", values))
+      if logs or validates or saves:
+        monitor.flush()
+        with watch.paused():
+          if logs:
+            _log(run, step, measured, watch)
+          if validates:
+            bits = _validate(run, state, watch)
+          if saves:
+            run.saver.save(state, bits)
+
+  monitor.flush()
+  with watch.paused():
+    run.saver.save(state, bits)  # unless it is saved
+    run.saver.finish()
+  # This process may have resumed after the last step, and trained nothing.
+  peaks = [line.get("peak_bytes", 0) for line in run.lines]
+  run.writer.write(
+    int(state.step),
+    "stopped" if run.stops.reason else "end",
+    peak_bytes=max([machine.peak_memory(), *peaks]),
+    **watch.times(),
+  )
+  return state
+
+
+def _is_due(step, every, is_last):
+  return is_last or (every > 0 and step % every == 0)
+
+
+def _lacks_validation(run, step, is_last):
+  """Whether a signal interrupted the validation of a saved step."""
+  if run.is_changed:  # and would score it differently
+    return False
+  steps = [x["step"] for x in run.lines if x["split"] == "validation"]
+  is_due = _is_due(step, run.experiment.config.eval.every, is_last)
+  return is_due and step > max(steps, default=0)
+
+
+def _log(run, step, measured, watch):
+  values = _finite(measured)
+  if values is None:
     return  # the loss scale is too large
-  values |= costs.speed(watch.rate(), experiment.model)
-  writer.write(step, "train", **values, **watch.times())
+  values |= costs.speed(watch.rate(), run.experiment.model)
+  run.writer.write(step, "train", **values, **watch.times())
 
 
 def _finite(measured):
   """The values to log for a training step; None if one is non-finite."""
-  found = {name: np.float64(x) for name, x in measured.items()}
-  if not all(np.isfinite(x).all() for x in found.values()):
+  values = {name: np.float64(x) for name, x in measured.items()}
+  if not all(np.isfinite(x).all() for x in values.values()):
     return None
-  found["bits_per_dim"] = found["nats"] / math.log(2)
+  values["bits_per_dim"] = values["nats"] / math.log(2)
   # More digits of many numbers would fill the line.
   short = lambda x: np.char.mod("%.4g", x).astype(float).tolist()
-  return {k: short(x) if x.ndim else float(x) for k, x in found.items()}
+  return {k: short(x) if x.ndim else float(x) for k, x in values.items()}
 
 
 def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   """Bits per dim of averaged weights on validation data; also draws samples."""
-  experiment, step = run.experiment, int(state.step)
-  settings, check_stop = experiment.config.eval, run.stops.check
+  experiment = run.experiment
+  settings = experiment.config.eval
+  step = int(state.step)
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
   tally = scoring.score(
@@ -337,12 +407,12 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
     data.Lazy(num, windows.__getitem__),
     batch_size=settings.batch_size,
     sharding=experiment.batch_sharding,
-    check_stop=check_stop,
+    check_stop=run.stops.check,
   )
   bits = tally.bits_per_dim
   assert bits is not None  # there is a window
   if not math.isfinite(bits):
-    run.writer.note(step, "diverged", metric="bits_per_dim", value=str(bits))
+    run.writer.write(step, "diverged", metric="bits_per_dim", value=str(bits))
     raise FloatingPointError(
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"
@@ -351,11 +421,12 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   if tally.accuracy is not None:
     values["accuracy"] = tally.accuracy
   run.writer.write(step, "validation", **values, **watch.times())
+
   if settings.samples:
     # The next step sees a signal.
     with contextlib.suppress(signals.Stopped), metrics.attempt("sampling"):
       shown = samples.draw_in_training(
-        experiment, state, run.writer.workdir, check_stop
+        experiment, state, run.writer.workdir, run.stops.check
       )
       run.writer.show(step, "validation", "samples", shown)
   return bits

@@ -86,13 +86,12 @@ class Writer:
       with contextlib.suppress(*ignored):
         file.close()
 
-  def say(self, line: str) -> None:
-    """Prints a line above the progress bar, in the process that writes."""
-    if self._file:
-      say(line)
+  def write(self, step: int, split: str, **values: Any) -> None:
+    """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`.
 
-  def note(self, step: int, split: str, **values: Any) -> None:
-    """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`."""
+    Those of training and validation are also printed, and shown on TensorBoard,
+    a curve per number.
+    """
     if not self._file:
       return
     try:
@@ -105,16 +104,13 @@ class Writer:
       with attempt(f"on_metrics at step {step}"):
         self._on_metrics(step, split, values)
 
-  def write(self, step: int, split: str, **values: Any) -> None:
-    """Like `note`, and also on TensorBoard, a curve per number, and printed."""
-    if not self._file:
+    if split not in self._boards:
       return
-    self.note(step, split, **values)
     for name, numbers in values.items():
       for i, x in np.ndenumerate(numbers):
         tag = "/".join([name, *map(str, i)])
         self._boards[split].add_scalar(tag, x, step)
-    self.say(as_line(step, split, values))
+    say(as_line(step, split, values))
 
   def show(
     self, step: int, split: str, tag: str, content: str | pathlib.Path
@@ -179,12 +175,12 @@ class Monitor:
 
   Args:
     numbers: the training examples of the batch of each step.
-    note: `Writer.note`, called if the run must end.
+    write: `Writer.write`, called if the run must end.
   """
 
-  def __init__(self, numbers: Sequence[np.ndarray], note: Callable[..., None]):
+  def __init__(self, numbers: Sequence[np.ndarray], write: Callable[..., None]):
     self._numbers = numbers
-    self._note = note
+    self._write = write
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
@@ -207,7 +203,7 @@ class Monitor:
         return self._nonfinite(step, name, values[name])
 
   def _nonfinite(self, step: int, name: str, value: float) -> None:
-    self._note(step, "diverged", metric=name, value=str(value))
+    self._write(step, "diverged", metric=name, value=str(value))
     examples = ", ".join(map(str, self._numbers[step - 1].tolist()))
     raise FloatingPointError(
       f"{name} is {value} at step {step}; the weights are as before it; its"

@@ -1,6 +1,7 @@
 """A trace of consecutive steps, for Perfetto and XProf."""
 
 import contextlib
+import pathlib
 import shlex
 from collections.abc import Sequence
 
@@ -19,22 +20,24 @@ class Profile(contextlib.ExitStack):
     steps: the steps to trace, from 1; () for none.
     step: how many steps are done. If these include some of `steps`, none is
       traced.
-    writer, watch: of the run. Starting and ending a trace is not timed.
+    workdir: the run's.
+    watch: the run's. Starting and ending a trace is not timed.
   """
 
   def __init__(
     self,
     steps: Sequence[int],
     step: int,
-    writer: metrics.Writer,
+    workdir: pathlib.Path,
     watch: Stopwatch,
   ):
     super().__init__()
-    self._writer, self._watch, self._step = writer, watch, step
-    self._folder = writer.workdir / "profile"
+    self._watch = watch
+    self._step = step
+    self._folder = workdir / "profile"
     self._steps = steps if processes.is_first() else ()
     if steps and steps[0] <= step:
-      writer.say(f"not profiled, as the run resumes from step {step}")
+      processes.say(f"not profiled, as the run resumes from step {step}")
       self._steps = ()
     if self._steps:
       self._folder.mkdir(exist_ok=True)
@@ -57,7 +60,7 @@ class Profile(contextlib.ExitStack):
     last = min(self._step, self._steps[-1])  # a signal may end it before
     with metrics.attempt("the profile"):
       jax.profiler.stop_trace()
-      self._writer.say(
+      processes.say(
         f"profiled steps {self._steps[0]} to {last} into {self._folder}\n"
         "to see it: perfetto_trace.json.gz below it at"
         f" https://ui.perfetto.dev, or pip install xprof and {command}"

@@ -57,8 +57,7 @@ def restore(workdir, state, step=None):
 def restore_last(workdir, state):
   like = jax.eval_shape(lambda: state)
   with store.Saver(workdir, keep=9) as saver:
-    saver.saved.check_network(saver.last_intact(), like)
-    return saver.saved.restore(like)
+    return saver.saved.restore(like, saver.last_intact())
 
 
 def steps(workdir):

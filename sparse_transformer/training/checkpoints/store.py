@@ -178,10 +178,6 @@ class Saved:
     """Raises ValueError if a checkpoint is of another step."""
     processes.together(lambda: _check_step(self.path(step)))
 
-  def check_network(self, step: int, like: State) -> None:
-    """Raises ValueError if a checkpoint is of another network."""
-    processes.together(lambda: _expected(self.path(step), like))
-
   def verify(self, step: int) -> pathlib.Path:
     """The folder of a checkpoint, once its files and its step are verified.
 

@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding, PartitionSpec, Sharding
 
+from sparse_transformer import progress
 from sparse_transformer.signals import Signals, Stopped
 
 T = TypeVar("T")
@@ -55,6 +56,12 @@ def are_several() -> bool:
 def is_first() -> bool:
   """Whether this is the process that writes and reports."""
   return jax.process_index() == 0
+
+
+def say(line: str) -> None:
+  """Prints a line, above a progress bar, in the first process only."""
+  if is_first():
+    progress.say(line)
 
 
 def decide(function: Callable[[], T]) -> T:

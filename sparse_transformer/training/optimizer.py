@@ -35,16 +35,17 @@ def schedule(
   Raises ValueError if the warm-up does not end before the last step, or a
   constant rate has a minimum.
   """
-  steps, settings = config.train.steps, config.optimizer
-  warmup, least = settings.warmup_steps, settings.minimum
+  steps = config.train.steps
+  settings = config.optimizer
+  warmup = settings.warmup_steps
   if steps and warmup >= steps:
     raise ValueError(
       f"optimizer.warmup_steps={warmup} must be less than train.steps={steps}"
     )
-  if settings.schedule == "constant" and least:
+  if settings.schedule == "constant" and settings.minimum:
     raise ValueError(
-      f"optimizer.minimum={least} must be 0 with optimizer.schedule=constant,"
-      " which does not decay"
+      f"optimizer.minimum={settings.minimum} must be 0 with"
+      " optimizer.schedule=constant, which does not decay"
     )
   due = -1
   if share is not None:
@@ -56,25 +57,35 @@ def schedule(
     steps=np.int32(steps),
     warmup=np.int32(warmup),
     peak=np.float32(settings.learning_rate),
-    minimum=np.float32(least),
+    minimum=np.float32(settings.minimum),
   )
 
 
 def rate(kind: str, due: Schedule) -> jax.Array:
-  """Linear warm-up to a peak, then what `optimizer.schedule` names."""
-  step, steps, warmup, peak, least = map(jnp.asarray, due)
+  """The learning rate that is due.
+
+  Linear warm-up to a peak, then what `optimizer.schedule` names, the kind.
+  """
+  step, steps, warmup, peak, minimum = map(jnp.asarray, due)
   rest = jnp.maximum(1, steps - warmup)
   last = jnp.maximum(1, jnp.round(DECAY * rest))
-  # XLA divides by constants like this, so that earlier runs go on bit for bit.
-  gone = lambda step, steps, of=1: of * jnp.clip(step, 0, steps) * (1 / steps)
-  left = dict(
-    constant=lambda step: 1.0,
-    linear=lambda step: 1 - gone(step, rest),
-    cosine=lambda step: 0.5 * (1 + jnp.cos(gone(step, rest, jnp.pi))),
-    wsd=lambda step: 1 - gone(step - (rest - last), last),
-  )[kind](step - warmup)
+  decayed = step - warmup
+
+  def gone(step, steps, of=1):
+    # XLA divides by constants like this, so that earlier runs go on bit for
+    # bit.
+    return of * jnp.clip(step, 0, steps) * (1 / steps)
+
+  left: jax.Array | float = 1.0  # the share of the peak, without a minimum
+  if kind == "linear":
+    left = 1 - gone(decayed, rest)
+  elif kind == "cosine":
+    left = 0.5 * (1 + jnp.cos(gone(decayed, rest, jnp.pi)))
+  elif kind == "wsd":
+    left = 1 - gone(decayed - (rest - last), last)
+
   rising = peak - peak * (1 - gone(step, jnp.maximum(1, warmup)))
-  falling = peak * ((1 - least) * left + least)
+  falling = peak * ((1 - minimum) * left + minimum)
   return jnp.where(step < warmup, rising, falling)
 
 
@@ -91,42 +102,47 @@ def make_optimizer(
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
   Raises ValueError if the schedule is invalid, see `schedule`.
   """
-  settings, own = config.optimizer, schedule(config)
+  settings = config.optimizer
+  by_config = schedule(config)
 
-  def by_updates(count: jax.Array) -> jax.Array:
-    return rate(settings.schedule, due or own._replace(step=count))
+  def learning_rate(count: jax.Array) -> jax.Array:
+    return rate(settings.schedule, due or by_config._replace(step=count))
 
-  common = dict(eps=EPSILON, weight_decay=settings.weight_decay)
-  clip = optax.clip_by_global_norm(CLIP_NORM)
   if settings.name == "muon":
-    return optax.chain(
-      clip,
-      optax.contrib.muon(
-        by_updates,
-        adam_b1=settings.beta1,
-        adam_b2=settings.beta2,
-        adam_learning_rate=by_updates,
-        # By default it would take the embeddings and the stacked biases, which
-        # have two axes, and leave out the stacked matrices, which have three.
-        muon_weight_dimension_numbers=_block_matrices,
-        consistent_rms=0.2,
-        **common,
-      ),
+    optimizer = optax.contrib.muon(
+      learning_rate,
+      adam_b1=settings.beta1,
+      adam_b2=settings.beta2,
+      adam_learning_rate=learning_rate,
+      eps=EPSILON,
+      weight_decay=settings.weight_decay,
+      # By default it would take the embeddings and the stacked biases, which
+      # have two axes, and leave out the stacked matrices, which have three.
+      muon_weight_dimension_numbers=_block_matrices,
+      consistent_rms=0.2,
     )
-  betas = dict(b1=settings.beta1, b2=settings.beta2)
-  adamw = optax.adamw(by_updates, mask=decays, **betas, **common)
-  return optax.chain(clip, adamw)
+  else:
+    optimizer = optax.adamw(
+      learning_rate,
+      b1=settings.beta1,
+      b2=settings.beta2,
+      eps=EPSILON,
+      weight_decay=settings.weight_decay,
+      mask=decays,
+    )
+  return optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
 
 
 def _block_matrices(params):
   """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
 
-  def of(path, x):
-    if (first := model_lib.num_stacks(path)) and _is_matrix(path, x):
-      return optax.contrib.MuonDimensionNumbers(first, first + 1)
+  def axes(path, x):
+    stacks = model_lib.num_stacks(path)
+    if stacks and _is_matrix(path, x):
+      return optax.contrib.MuonDimensionNumbers(stacks, stacks + 1)
     return None
 
-  return jax.tree_util.tree_map_with_path(of, params)
+  return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:

@@ -11,7 +11,10 @@ import optax
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.training import optimizer as optimizer_lib
 
-FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # scales of the loss
+# Scales of the loss.
+FIRST = 2.0**15
+SMALLEST = 1.0
+LARGEST = 2.0**24
 GROWTH_INTERVAL = 2000  # finite gradients in a row that double the scale
 
 
@@ -38,9 +41,9 @@ class LossScale(NamedTuple):
     larger = jnp.where(grows, jnp.minimum(2 * self.scale, LARGEST), self.scale)
     smaller = jnp.maximum(self.scale / 2, SMALLEST)
     new = LossScale(
-      jnp.where(is_finite, larger, smaller),
-      jnp.where(is_finite & ~grows, self.finite + 1, 0),
-      self.skipped + ~is_finite,
+      scale=jnp.where(is_finite, larger, smaller),
+      finite=jnp.where(is_finite & ~grows, self.finite + 1, 0),
+      skipped=self.skipped + ~is_finite,
     )
     keep = lambda new, old: jnp.where(jnp.isfinite(loss), new, old)
     return jax.tree.map(keep, new, self)
@@ -63,13 +66,17 @@ def init_state(
 ) -> State:
   """The state before the first step; `dtype` is the activations'."""
   zero = lambda: jnp.zeros((), jnp.int32)  # each is donated
-  scale = LossScale(jnp.float32(FIRST), zero(), zero())
+  loss_scale = None
+  if dtype == "float16":
+    loss_scale = LossScale(
+      scale=jnp.float32(FIRST), finite=zero(), skipped=zero()
+    )
   return State(
     step=zero(),
     params=params,
     opt_state=optimizer.init(params),
     ema=jax.tree.map(jnp.copy, params),  # a copy: the state is donated
-    loss_scale=scale if dtype == "float16" else None,
+    loss_scale=loss_scale,
   )
 
 
@@ -80,7 +87,8 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   float32 [B, 1]. Tokens below 0 are padding; their losses are meaningless.
   """
   if logits_BLV.ndim == 2:
-    logits_BLV, tokens_BL = logits_BLV[:, None], labels(tokens_BL)[:, None]
+    logits_BLV = logits_BLV[:, None]
+    tokens_BL = labels(tokens_BL)[:, None]
   tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]  # without labels of orders
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
@@ -153,25 +161,31 @@ def train_step(
     `loss_scale` and `skipped_steps` so far; what blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
-  own = optimizer_lib.num_updates(state.opt_state)
   due = schedule or optimizer_lib.schedule(config)
-  due = due._replace(step=jnp.where(jnp.less(due.step, 0), own, due.step))
+  updates_so_far = optimizer_lib.num_updates(state.opt_state)
+  due = due._replace(
+    step=jnp.where(jnp.less(due.step, 0), updates_so_far, due.step)
+  )
   optimizer = optimizer_lib.make_optimizer(config, due)
   updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   params = model_lib.project(params)
+
   # At first the average follows closely, so that the initial weights do not
   # hold back short runs (the schedule of tf.train.ExponentialMovingAverage).
   decay = jnp.minimum(
     config.optimizer.ema_decay, (1 + state.step) / (10 + state.step)
   )
   ema = optax.incremental_update(params, state.ema, 1 - decay)
+
   metrics = dict(
     nats=nats,
     gradient_norm=optax.tree.norm(grads),
     learning_rate=optimizer_lib.rate(config.optimizer.schedule, due),
-    **{name: x.mean(0) if x.ndim == 1 else x for name, x in measured.items()},
   )
+  for name, x in measured.items():
+    metrics[name] = x.mean(0) if x.ndim == 1 else x
+
   # A bad batch must not reach the weights; the caller sees it in the metrics.
   is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
   params, opt_state, ema = jax.tree.map(
@@ -179,50 +193,57 @@ def train_step(
     (params, opt_state, ema),
     (state.params, state.opt_state, state.ema),
   )
-  scaling = state.loss_scale
-  if scaling:
-    metrics["loss_scale"] = scaling.scale
-    scaling = scaling.after(nats, metrics["gradient_norm"])
-    metrics["skipped_steps"] = scaling.skipped
-  return State(state.step + 1, params, opt_state, ema, scaling), metrics
+  loss_scale = state.loss_scale
+  if loss_scale:
+    metrics["loss_scale"] = loss_scale.scale
+    loss_scale = loss_scale.after(nats, metrics["gradient_norm"])
+    metrics["skipped_steps"] = loss_scale.skipped
+  new_state = State(
+    step=state.step + 1,
+    params=params,
+    opt_state=opt_state,
+    ema=ema,
+    loss_scale=loss_scale,
+  )
+  return new_state, metrics
 
 
 def _accumulate(state, tokens_BL, predict, config):
   """((nats, what blocks measure), gradient of all losses): means of a batch."""
-  settings = config.train
-  micro, (b, n) = settings.accumulation, tokens_BL.shape
+  micro = config.train.accumulation
+  b, n = tokens_BL.shape
   # Neighbors are assigned to different micro-batches: with the batch sharded
   # across devices, each micro-batch is then still on all of them.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
-  rng = jax.random.fold_in(jax.random.key(settings.seed), state.step)
+  rng = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
   scale = state.loss_scale.scale if state.loss_scale else 1.0
   # Micro-batches count as much as they have symbols.
-  shares_A = jnp.ones(micro)
+  weights_A = jnp.ones(micro)
   if config.model.task == "generate" and is_padded(tokens_BL):
     symbols_A = (tokens_ABL >= 0).sum((1, 2))
-    shares_A = symbols_A / symbols_A.mean()
+    weights_A = symbols_A / symbols_A.mean()
 
-  def loss(params, tokens_BL, rng, share):
+  def loss(params, tokens_BL, rng, weight):
     logits_BLV, measured = predict(params, tokens_BL, rng)
-    nats = mean_loss(logits_BLV, tokens_BL) * share
-    losses = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
-    total = nats + sum(model_lib.LOSS_WEIGHTS[x] * y for x, y in losses.items())
+    nats = mean_loss(logits_BLV, tokens_BL) * weight
+    extra = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
+    total = nats + sum(model_lib.LOSS_WEIGHTS[x] * y for x, y in extra.items())
     if logits_BLV.ndim == 2:
-      measured |= dict(accuracy=hits(logits_BLV, tokens_BL).mean())
+      measured["accuracy"] = hits(logits_BLV, tokens_BL).mean()
     return total * scale, (nats, measured)
 
-  def gradient(*inputs):
-    return jax.grad(loss, has_aux=True)(state.params, *inputs)
+  gradient = jax.grad(loss, has_aux=True)
 
   def add(total, inputs):
-    return jax.tree.map(jnp.add, total, gradient(*inputs)), None
+    new = gradient(state.params, *inputs)
+    return jax.tree.map(jnp.add, total, new), None
 
-  inputs = tokens_ABL, jax.random.split(rng, micro), shares_A
-  first = tuple(x[0] for x in inputs)
+  inputs = tokens_ABL, jax.random.split(rng, micro), weights_A
+  first = [x[0] for x in inputs]
   if micro == 1:  # without a second copy of the gradients
-    grads, means = gradient(*first)
+    grads, means = gradient(state.params, *first)
   else:
-    shapes = jax.eval_shape(gradient, *first)
+    shapes = jax.eval_shape(gradient, state.params, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (grads, means), _ = jax.lax.scan(add, zeros, inputs)
   return (

@@ -22,20 +22,23 @@ def make(
   Raises ValueError if the axes do not fit the devices.
   """
   devices = jax.devices() if devices is None else devices
-  shape = tuple(sizes(config, len(devices)).values())
-  # Auto: the compiler propagates shardings; JAX's default is explicit types.
-  types = (AxisType.Auto,) * len(AXES)
-  return jax.make_mesh(shape, AXES, types, devices=devices)
+  return jax.make_mesh(
+    tuple(sizes(config, len(devices)).values()),
+    AXES,
+    # The compiler propagates shardings; JAX's default is explicit types.
+    axis_types=(AxisType.Auto,) * len(AXES),
+    devices=devices,
+  )
 
 
 def split(mesh: Mesh, tree: Any) -> Any:
   """Shapes and dtypes of a training state, or of a part of one, on a mesh."""
 
-  def place(path, x):
+  def shard(path, x):
     like = jax.ShapeDtypeStruct(tuple(x.shape), x.dtype)
     return like.update(sharding=NamedSharding(mesh, spec(path, like)))
 
-  return jax.tree_util.tree_map_with_path(place, tree)
+  return jax.tree_util.tree_map_with_path(shard, tree)
 
 
 def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
@@ -44,12 +47,12 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   Their product is `devices`, or else a ValueError. None stands for what the
   config asks for; with a rest, for at least the devices of this run.
   """
-  given = {axis: config.mesh[axis] for axis in AXES}
-  words = " x ".join(f"mesh.{axis}={size}" for axis, size in given.items())
-  rest = [axis for axis, size in given.items() if size == -1]
+  axes = {axis: config.mesh[axis] for axis in AXES}
+  words = " x ".join(f"mesh.{axis}={size}" for axis, size in axes.items())
+  rest = [axis for axis, size in axes.items() if size == -1]
   if len(rest) > 1:
     raise ValueError(f"{words}: only one axis can be -1, the devices left over")
-  asked = math.prod(size for size in given.values() if size != -1)
+  asked = math.prod(size for size in axes.values() if size != -1)
   if devices is None:
     devices = max(asked, jax.device_count()) if rest else asked
   if asked > devices or devices % asked or (not rest and asked != devices):
@@ -58,7 +61,7 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
       f" there are {devices}; change an axis; -1 stands for the devices left"
       " over"
     )
-  return given | dict.fromkeys(rest, devices // asked)
+  return axes | dict.fromkeys(rest, devices // asked)
 
 
 def check_network(model: model_lib.Config, sizes: Sizes) -> None:
@@ -79,15 +82,14 @@ def check_batch(
   config: schema.Config, sizes: Sizes, group: str = "train"
 ) -> None:
   """Raises ValueError unless devices and micro-batches divide a batch."""
-  size, micro, words = config[group].batch_size, 1, ""
+  size = config[group].batch_size
+  parts = num_shards(sizes)
+  words = f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
   if group == "train":
-    micro = config.train.accumulation
-    words = f" x train.accumulation={micro}"
-  if size % (num_shards(sizes) * micro):
-    raise ValueError(
-      f"{group}.batch_size={size} must be a multiple of"
-      f" mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}{words}"
-    )
+    parts *= config.train.accumulation
+    words += f" x train.accumulation={config.train.accumulation}"
+  if size % parts:
+    raise ValueError(f"{group}.batch_size={size} must be a multiple of {words}")
 
 
 def num_shards(sizes: Sizes) -> int:

@@ -30,17 +30,19 @@ def join(coordinator: str | None, **settings: Any) -> None:
 
   Raises ValueError if they cannot be reached, or a setting is wrong.
   """
-  port = re.fullmatch(".+:([0-9]{1,5})", coordinator or "any:1")
-  if not port or not 0 < int(port[1]) < 2**16:
-    raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
+  if coordinator:
+    port = re.fullmatch(".+:([0-9]{1,5})", coordinator)
+    if not port or not 0 < int(port[1]) < 2**16:
+      raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells
   # other processes of no other signal: `Stops` agrees on all of them.
   jax.config.update("jax_enable_preemption_service", False)
   try:
-    # Otherwise, within Slurm, a process would get a single device.
-    detection = "deactivate" if coordinator else None
     jax.distributed.initialize(
-      coordinator, cluster_detection_method=detection, **settings
+      coordinator,
+      # Otherwise, within Slurm, a process would get a single device.
+      cluster_detection_method="deactivate" if coordinator else None,
+      **settings,
     )
   except (ValueError, RuntimeError) as error:
     raise ValueError(
@@ -78,7 +80,8 @@ def together(function: Callable[[], T]) -> T:
 
   If it raises an error in any of them, all end, and the first one reports it.
   """
-  result, error = None, None
+  result = None
+  error = None
   try:
     result = function()
   except Exception as raised:
@@ -94,10 +97,13 @@ def together(function: Callable[[], T]) -> T:
 
 def check_same(values: Mapping[str, Any]) -> None:
   """Raises ValueError unless all processes have the same JSON values."""
-  first, *others = gather(values)
-  for number, other in enumerate(others, 1):
+  every = gather(values)
+  first = every[0]
+  for number, other in enumerate(every):
     for name in {**first, **other}:
-      if (here := first.get(name)) != (there := other.get(name)):
+      here = first.get(name)
+      there = other.get(name)
+      if here != there:
         raise ValueError(
           f"{name} is {here} in process 0, but {there} in process {number};"
           " start all processes with the same command, code and data"
@@ -109,25 +115,26 @@ def gather(value: Any) -> list[Any]:
   text = json.dumps(value)
   if not are_several():
     return [json.loads(text)]
-  data = np.frombuffer(text.encode(), np.uint8)
-  sizes = multihost_utils.process_allgather(np.int32(len(data)))
+  # Spaces after a JSON value mean nothing.
+  longest = multihost_utils.process_allgather(np.int32(len(text))).max()
   # Each size compiles a program, hence powers of two.
-  width = max(1024, 1 << (int(max(sizes)) - 1).bit_length())
-  rows = multihost_utils.process_allgather(np.pad(data, (0, width - len(data))))
-  pairs = zip(rows, sizes, strict=True)
-  return [json.loads(row[:size].tobytes()) for row, size in pairs]
+  width = max(1024, 1 << (int(longest) - 1).bit_length())
+  padded = np.frombuffer(text.ljust(width).encode(), np.uint8)
+  rows = multihost_utils.process_allgather(padded)
+  return [json.loads(row.tobytes()) for row in rows]
 
 
 def place(
   read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
   """An array [B, L] on devices; each process reads its own rows, once each."""
-  row = functools.cache(read)  # several devices may have the same ones
+  read_once = functools.cache(read)  # several devices may have the same ones
 
-  def part(index):
-    return np.stack([row(i) for i in range(shape[0])[index[0]]])
+  def read_part(index):
+    rows = range(shape[0])[index[0]]
+    return np.stack([read_once(i) for i in rows])
 
-  return jax.make_array_from_callback(shape, sharding, part)
+  return jax.make_array_from_callback(shape, sharding, read_part)
 
 
 class Stops(Signals):
@@ -137,7 +144,7 @@ class Stops(Signals):
   that nothing waits. All call `check` the same number of times.
   """
 
-  _last: jax.Array | None = None
+  _largest: jax.Array | None = None  # of the signals of the last check
   _agreed: str | None = None
 
   @property
@@ -150,18 +157,20 @@ class Stops(Signals):
     if not are_several():
       return super().check()
     number = signal.Signals[self.name] if self.name else 0
-    last, self._last = self._last, _largest(number)
-    if last is not None and (number := int(last)):
-      self._agreed = signal.Signals(number).name
+    before = self._largest
+    self._largest = _largest(number)
+    if before is not None and int(before):
+      self._agreed = signal.Signals(int(before)).name
       raise Stopped(self._agreed)
 
 
 def _largest(number):
   """The largest of the numbers of all processes, without waiting for it."""
   mesh = jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,))
-  part = np.array([number], np.int32)
   numbers = jax.make_array_from_callback(
-    (mesh.size,), NamedSharding(mesh, PartitionSpec("all")), lambda _: part
+    shape=(mesh.size,),
+    sharding=NamedSharding(mesh, PartitionSpec("all")),
+    data_callback=lambda _: np.array([number], np.int32),
   )
   return _maximum(NamedSharding(mesh, PartitionSpec()))(numbers)
 

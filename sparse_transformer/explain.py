@@ -52,7 +52,6 @@ def _check_together(args):
     ("part", "--target", has_target),
     ("compile", "no --target or --example", not (has_example or has_target)),
     ("step", "--example", has_example),
-    ("temperature", "--example", has_example),
     ("example", "--workdir", args.workdir is not None),
     ("example", "no --target", not has_target),
   ):
@@ -81,14 +80,16 @@ def _draw_heads(args):
   tokens = examples[args.example]  # without padding, label and size
   tokens = tokens[: tokens[-1]] if model.classifies else tokens[tokens >= 0]
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  about = dict(
-    step=run.step,
-    example=args.example,
-    temperature=args.temperature,
-    command=version.command(step=run.step),
-  )
   with jax.set_mesh(experiment.mesh):  # which kernels need on several devices
-    report = head_statistics.draw(model, state.ema, tokens, folder, about)
+    report = head_statistics.draw(
+      model,
+      state.ema,
+      tokens,
+      folder,
+      step=run.step,
+      example=args.example,
+      command=version.command(step=run.step),
+    )
   _print(args, report, head_statistics.render(report), folder)
 
 
@@ -154,5 +155,4 @@ if __name__ == "__main__":
   )
   flags.DEFINE_integer("example", None, "Draws heads on a test example.", 0)
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
-  flags.DEFINE_float("temperature", 1.0, "Divides drawn scores.", 1e-6, 1e6)
   cli.run(main, cli.on_either)

@@ -68,27 +68,27 @@ def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
   params = networks.random_params(network, 0.3)
   n, random = 20, np.random.RandomState(0)
   q, k = random.standard_normal((2, 1, n, 4, 4)).astype(np.float32)
-  ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)}, 0.5)
+  ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)})
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
   mask = np.asarray(
     binding.realize(of_layer, Queries(q), Keys(k, k), directions)
   )[0]
-  scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4) / 0.5
+  scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4)
   weights = np.exp(scores) * mask
-  sink = np.exp(params["sinks"][0] / 0.5)[:, None, None] if sinks else 0
+  sink = np.exp(params["sinks"][0])[:, None, None] if sinks else 0
   weights /= weights.sum(-1, keepdims=True) + sink
   shares = np.append(weights, abs(1 - weights.sum(-1, keepdims=True)), -1)
   entropy = stats.entropy(shares, base=2, axis=-1).mean(-1)
   size = -(-n // cells)
   starts = np.arange(0, n, size)
-  for h, (head, (of_query, of_all)) in enumerate(found):
-    assert head["pattern"] == str(of_layer[h])
-    assert head["pairs"] == mask[h].sum()
-    assert head["entropy"] == pytest.approx(entropy[h], rel=1e-4)
+  for h, head in enumerate(found):
+    assert head.pattern == str(of_layer[h])
+    assert head.pairs == mask[h].sum()
+    assert head.entropy == pytest.approx(entropy[h], rel=1e-4)
     query = int(n * 0.71)
     expected = np.where(mask[h, query], weights[h, query], -1)
-    np.testing.assert_allclose(of_query, expected, atol=1e-6)
+    np.testing.assert_allclose(head.weights_L, expected, atol=1e-6)
     joined = np.add.reduceat(weights[h], starts, 0)
     joined = np.add.reduceat(joined, starts, 1)
     joined /= np.diff(starts, append=n)[:, None]
@@ -96,7 +96,7 @@ def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
       np.logical_or.reduceat(mask[h], starts, 0), starts, 1
     )
     joined[is_empty] = -1
-    np.testing.assert_allclose(of_all, joined, atol=1e-6)
+    np.testing.assert_allclose(head.cells, joined, atol=1e-6)
 
 
 def test_color_is_that_of_a_weight_relative_to_the_largest():
@@ -112,9 +112,10 @@ def test_picture_has_both_views_of_each_head(tmp_path):
   n = 37  # the last row of the data is not full
   query, matrix = np.full(n, -1.0), np.full((n, n), -1.0)
   query[3], matrix[range(n), range(n)] = 1, 1
-  figure = head_statistics.draw_heads(
-    "a title", ["one", "two"], [(query, matrix)] * 2, (8, 5)
+  head = head_statistics.Head(
+    pattern="one", pairs=n, entropy=0.0, weights_L=query, cells=matrix
   )
+  figure = head_statistics.draw_heads("a title", [head] * 2, (8, 5))
   first, _, below, _ = figure.axes
   in_data = first.get_images()[0].get_array().reshape(-1, 3)
   assert in_data.shape == (40, 3)
@@ -122,7 +123,7 @@ def test_picture_has_both_views_of_each_head(tmp_path):
   assert (np.delete(in_data, 3, 0) == WHITE).all()
   shown = below.get_images()[0].get_array()
   np.testing.assert_array_equal((shown == DARK).all(-1), np.eye(n, dtype=bool))
-  many = ["head"] * 20, [(query, matrix)] * 20, (8, 5)
-  head_statistics.draw_heads("a title", *many).savefig(tmp_path / "p.png")
+  many = head_statistics.draw_heads("a title", [head] * 20, (8, 5))
+  many.savefig(tmp_path / "p.png")
   with Image.open(tmp_path / "p.png") as image:
     assert image.width == 12 * masks.PANEL * style.DPI

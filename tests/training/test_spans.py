@@ -89,12 +89,12 @@ def test_drawn_weights_have_ramps():
   q, k = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
   ((_, drawn),) = head_statistics.weigh(config, params, {0: (q, k)})
   distance = np.arange(20)[:, None] - np.arange(20)
-  for h, ((head, _), span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):
+  for h, (head, span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):
     m = np.clip((4 + span - distance) / 4, 0, 1) * (distance >= 0)
     if h == 1:  # with the pairs of Local(3)
       m = np.maximum(m, Local(3).matrix(20))
     p = m * np.exp(q[0, :, h] @ k[0, :, h].T / 2)
     p /= p.sum(1, keepdims=True)
     bits = -(p * np.log2(np.where(p > 0, p, 1))).sum(1).mean()
-    np.testing.assert_allclose(head["entropy"], bits, rtol=1e-4)
-    assert head["pairs"] == (m > 0).sum()
+    np.testing.assert_allclose(head.entropy, bits, rtol=1e-4)
+    assert head.pairs == (m > 0).sum()

@@ -1,7 +1,6 @@
 """What a step costs: FLOPs, bytes of the training state, utilization."""
 
 import collections
-import functools
 import itertools
 import math
 from typing import Any
@@ -23,15 +22,22 @@ from sparse_transformer.training.optimizer import make_optimizer
 # has the same chip), Ampere (A100) and Volta (V100 SXM2), without sparsity; the
 # system architecture pages of Cloud TPU.
 PEAKS = {
-  **dict.fromkeys(("NVIDIA H100 80GB HBM3", "NVIDIA H200"), 989.4e12),
+  "NVIDIA H100 80GB HBM3": 989.4e12,
+  "NVIDIA H200": 989.4e12,
   "NVIDIA H100 PCIe": 756e12,
-  **{f"NVIDIA A100-{x}": 312e12 for x in ("SXM4-40GB", "SXM4-80GB")},
-  **{f"NVIDIA A100{x}": 312e12 for x in ("-PCIE-40GB", " 80GB PCIe")},
-  **{f"Tesla V100-SXM2-{x}GB": 125e12 for x in (16, 32)},
+  "NVIDIA A100-SXM4-40GB": 312e12,
+  "NVIDIA A100-SXM4-80GB": 312e12,
+  "NVIDIA A100-PCIE-40GB": 312e12,
+  "NVIDIA A100 80GB PCIe": 312e12,
+  "Tesla V100-SXM2-16GB": 125e12,
+  "Tesla V100-SXM2-32GB": 125e12,
   "TPU v4": 275e12,
-  **dict.fromkeys(("TPU v5 lite", "TPU v5e"), 197e12),
-  **dict.fromkeys(("TPU v5", "TPU v5p"), 459e12),
-  **dict.fromkeys(("TPU v6 lite", "TPU v6e"), 918e12),
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5": 459e12,
+  "TPU v5p": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
 }
 
 
@@ -55,7 +61,10 @@ def attention_cases(
 def count_pairs(model: model_lib.Config) -> int:
   """Pairs of one sequence in all heads; the most, if content decides."""
   heads = collections.Counter(itertools.chain(*model.patterns))
-  return sum(heads[x] * analysis.count_pairs(x, model.length) for x in heads)
+  return sum(
+    number * analysis.count_pairs(pattern, model.length)
+    for pattern, number in heads.items()
+  )
 
 
 def keys_per_query(model: model_lib.Config) -> float:
@@ -76,13 +85,15 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
 
 def _weight_flops(model: model_lib.Config) -> int:
-  width, inner = model.width, model.mlp_width
-  keys = model.num_key_heads * sum(model.widths)
-  attention = width * (model.qk_width + keys + width)
-  mlp = 2 * width * inner
+  width = model.width
+  keys_and_values = model.num_key_heads * sum(model.widths)
+  attention = width * (model.qk_width + keys_and_values + width)
+  mlp = 2 * width * model.mlp_width
+  mixture = PER_TOKEN * mlp + width * model.experts
   mixtures = len(model_lib.layers_of(model, "expert_blocks"))
-  with_experts = PER_TOKEN * mlp + width * model.experts
-  products = model.num_layers * attention + mixtures * with_experts
+
+  products = model.num_layers * attention
+  products += mixtures * mixture
   products += (model.num_layers - mixtures) * mlp
   if not model.classifies:  # whose output layer runs once for a sequence
     products += width * model.vocab_size
@@ -100,18 +111,19 @@ def speed(
   if not tokens_per_second:
     return {}
   flops = tokens_per_second * flops_per_token(model)["total"]
-  found = dict(
+  fields = dict(
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
   devices = jax.devices()
   if peak := PEAKS.get(devices[0].device_kind):
-    found["mfu"] = flops / (peak * len(devices))
-  return found
+    fields["mfu"] = flops / (peak * len(devices))
+  return fields
 
 
 def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
   """Bytes of the training state and of its gradients on one device."""
-  state, sizes = abstract_state(config, model), mesh.sizes(config)
+  state = abstract_state(config, model)
+  sizes = mesh.sizes(config)
   weights = bytes_on_device(state.params, sizes)
   parts = dict(
     parameters=weights,
@@ -125,18 +137,19 @@ def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
 
 def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
   """Bytes that a training state, or a part of one, takes on each device."""
-  return sum(
-    math.prod(x.shape)
-    * x.dtype.itemsize
-    // math.prod(sizes[axis] for axis in spec(path, x) if axis)
-    for path, x in jax.tree_util.tree_leaves_with_path(tree)
-  )
+  total = 0
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    devices = math.prod(sizes[axis] for axis in spec(path, x) if axis)
+    total += math.prod(x.shape) * x.dtype.itemsize // devices
+  return total
 
 
 def abstract_state(
   config: schema.Config, model: model_lib.Config
 ) -> step_lib.State:
   """The shapes of a network's training state."""
-  settings = dict(optimizer=make_optimizer(config), dtype=model.dtype)
-  init = functools.partial(step_lib.init_state, **settings)
-  return jax.eval_shape(init, model_lib.param_shapes(model))
+  optimizer = make_optimizer(config)
+  return jax.eval_shape(
+    lambda params: step_lib.init_state(params, optimizer, model.dtype),
+    model_lib.param_shapes(model),
+  )

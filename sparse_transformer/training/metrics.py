@@ -57,7 +57,8 @@ class Writer:
     silent: bool = False,
     on_metrics: OnMetrics | None = None,
   ):
-    self.workdir, self._on_metrics = pathlib.Path(workdir), on_metrics
+    self.workdir = pathlib.Path(workdir)
+    self._on_metrics = on_metrics
     self._file: TextIO | None = None
     # The splits have the same tags in different folders, so that TensorBoard
     # draws them in the same charts.
@@ -81,8 +82,10 @@ class Writer:
     return self
 
   def __exit__(self, kind: type | None, *_: object) -> None:
+    if not self._file:
+      return
     ignored = [OSError] if kind else []  # the first error is the one to raise
-    for file in filter(None, (*self._boards.values(), self._file)):
+    for file in (*self._boards.values(), self._file):
       with contextlib.suppress(*ignored):
         file.close()
 
@@ -142,32 +145,38 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
   """A line for the terminal: the values that are single numbers."""
   text = f"step {step:>7}  {split:<10}"
   for name in dict.fromkeys((*SHORT, *values)):
-    if name in values.keys() - HIDDEN and np.ndim(x := values[name]) == 0:
-      short, digits = SHORT.get(name, (name, "#.5g"))
-      text += f"  {short} {x:{digits}}"
+    if name not in values or name in HIDDEN or np.ndim(values[name]):
+      continue
+    label, digits = SHORT.get(name, (name, "#.5g"))
+    text += f"  {label} {values[name]:{digits}}"
   return text
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """The lines of `metrics.jsonl`, without one that a kill has cut off."""
-  path, lines = pathlib.Path(workdir) / "metrics.jsonl", []
+  path = pathlib.Path(workdir) / "metrics.jsonl"
+  lines = []
   atomic.size(path)  # which a pipe does not have
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      names = {"step", *NEEDED.get(line["split"], ())} | NUMBERS & line.keys()
-      numbers = [line[x] for x in names]
-      if all(isinstance(x, int | float) for x in numbers):
+      names = {"step", *NEEDED.get(line["split"], ())}
+      names |= NUMBERS & line.keys()
+      if all(isinstance(line[x], int | float) for x in names):
         lines.append(line)
   return lines
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
   """Drops incomplete lines, and those that are noted again after a step."""
-  kept = read(path.parent) if path.exists() else []
-  kept = [x for x in kept if x["step"] <= step]
-  kept = [x | {"split": "stopped"} if x["split"] == "end" else x for x in kept]
-  atomic.write_text(path, "".join(json.dumps(x) + "\n" for x in kept))
+  text = ""
+  for line in read(path.parent) if path.exists() else []:
+    if line["step"] > step:
+      continue
+    if line["split"] == "end":  # it goes on
+      line["split"] = "stopped"
+    text += json.dumps(line) + "\n"
+  atomic.write_text(path, text)
 
 
 class Monitor:
@@ -192,7 +201,8 @@ class Monitor:
     """Judges the last step; raises FloatingPointError if the run must end."""
     if self._pending is None:
       return
-    (step, measured), self._pending = self._pending, None
+    step, measured = self._pending
+    self._pending = None
     values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
     # Gradients may overflow because of a large scale; the next one is smaller.
     is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST

@@ -41,7 +41,8 @@ class Stopwatch:
     timed = [line for line in lines if TIMES.keys() <= line.keys()]
     self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
     self._limit = limit
-    self._tokens, self._since = 0, self._spent["seconds"]
+    self._tokens = 0  # since the last call of `rate`
+    self._since = self._spent["seconds"]
     self._start = _now()
 
   def _add(self) -> None:
@@ -79,7 +80,8 @@ class Stopwatch:
     """Tokens per second since the last call, up to the last pause."""
     seconds = self._spent["seconds"] - self._since
     rate = self._tokens / seconds if seconds else 0.0
-    self._tokens, self._since = 0, self._spent["seconds"]
+    self._tokens = 0
+    self._since = self._spent["seconds"]
     return rate
 
   def times(self) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Values and gradients of all executors, against float64 on the host.
 
 An entry runs a mix of patterns, one for each head, in one call; it requires the
-results of `tests/helpers/executor_laws.py`, or at long n those of the plainest
+results of the reference in tests/helpers, or at long n those of the plainest
 executor in float32, and the same bits again. A batch has large, ordinary and
 balanced scores, where one pair too many or too few exceeds the tolerance.
 """

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import content, executor_laws as laws, networks
+from helpers.cases import soak
+from helpers.errors import refused
 
 from sparse_transformer.attention import attend
 from sparse_transformer.attention.content import binding, found_tiles
@@ -26,7 +28,8 @@ from sparse_transformer.patterns import (
 )
 from sparse_transformer.patterns.content import Chosen
 
-ROUTING, SPAN = Routing(5, 11), AdaptiveSpan(60, 16)
+ROUTING = Routing(5, 11)
+SPAN = AdaptiveSpan(60, 16)
 ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
 UNIONS = (
   Local(7) | LSH(9, 6, 2),
@@ -49,8 +52,13 @@ def realize(q, k, heads):
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
 def run(*inputs, heads, backend="auto", tile=16):
-  settings = dict(backend=backend, tile=tile, return_lse=True)
-  settings |= dict(patterns=heads, directions=laws.directions_of(heads))
+  settings = dict(
+    backend=backend,
+    tile=tile,
+    return_lse=True,
+    patterns=heads,
+    directions=laws.directions_of(heads),
+  )
   attention = functools.partial(attend, **settings)
   with laws.settings_for(backend):
     return laws.with_gradients(attention, *inputs)
@@ -77,15 +85,20 @@ def test_realized_pairs_are_those_of_the_definition(heads, n):
   "heads, n, backend, tile",
   [
     (UNIONS, 77, "batched", 8),
-    (ALONE, 50, "auto", 16),
-    pytest.param(ALGEBRA, 53, "auto", 0, marks=pytest.mark.soak),
+    soak(ALONE, 50, "auto", 16),
+    soak(ALGEBRA, 53, "auto", 0),
   ],
 )
-@pytest.mark.one_in(2)
 def test_attention_is_that_over_the_realized_pairs(heads, n, backend, tile):
   inputs = laws.random_inputs(n, 3)
   mask = np.asarray(realize(*inputs[:2], heads))
-  found = run(*inputs, heads=heads, backend=backend, tile=tile)
+  found = run(
+    *inputs,
+    heads=heads,
+    backend=backend,
+    tile=tile,
+  )
+
   laws.assert_close(found, laws.reference_of_mask(mask, *inputs))
 
 
@@ -98,13 +111,20 @@ def test_sequence_of_one_position():
 
 
 def test_outputs_depend_on_no_later_position_and_no_other_sequence():
-  t, inputs = 45, laws.random_inputs(77, 3)
+  t = 45
+  inputs = laws.random_inputs(77, 3)
   others = laws.random_inputs(77, 3, seed=1)
-  run_unions = functools.partial(run, heads=UNIONS, backend="batched", tile=8)
+  run_unions = functools.partial(
+    run,
+    heads=UNIONS,
+    backend="batched",
+    tile=8,
+  )
   before = run_unions(*inputs)
   later = [
     x.at[:, t:].set(y[:, t:]) for x, y in zip(inputs, others, strict=True)
   ]
+
   for x, y in zip(before[:2], run_unions(*later)[:2], strict=True):
     np.testing.assert_allclose(x[:, :t], y[:, :t], atol=1e-6)
   batch = [x.at[1].set(y[1]) for x, y in zip(inputs, others, strict=True)]
@@ -114,7 +134,9 @@ def test_outputs_depend_on_no_later_position_and_no_other_sequence():
 
 # Leaks: keys of the past that change with the future.
 
-T, N = 120, 256  # not at a border of blocks or chunks
+# not at a border of blocks or chunks
+T = 120
+N = 256
 OURS = LSH(16, 32, 4), LSH(48, 8), Routing(8, 32), TopBlocks(16, 3)
 
 
@@ -181,6 +203,7 @@ def test_no_two_sums_go_to_the_same_place(pattern):
   program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(q, k, v)
   equations = networks.equations(program.jaxpr)
   added = [e for e in equations if str(e.primitive) == "scatter-add"]
+
   assert all(e.params["unique_indices"] for e in added)
   assert bool(added) == isinstance(pattern, TopBlocks)
 
@@ -197,7 +220,7 @@ def test_no_two_sums_go_to_the_same_place(pattern):
 )
 def test_wrong_directions_are_rejected(patterns, directions, words):
   q, k, v, *_ = laws.random_inputs(9, 3)
-  with pytest.raises(ValueError, match=words):
+  with refused(words):
     attend(q, k, v, patterns, directions=directions)
 
 

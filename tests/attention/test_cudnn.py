@@ -38,7 +38,11 @@ def _registered():
 def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
   sizes = n, len(heads), *widths, 2, dtype
   *inputs, dlse = laws.random_inputs(*sizes, group=options.group)
-  settings = dict(patterns=tuple(heads), scale=options.scale, backend=BACKEND)
+  settings = dict(
+    patterns=tuple(heads),
+    scale=options.scale,
+    backend=BACKEND,
+  )
   if wrap == "save":
     wrap = functools.partial(jax.checkpoint, policy=SAVE)
 
@@ -50,6 +54,7 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
 
   out, *grads = run(*inputs)
   expected = laws.reference(*inputs, 0 * dlse, heads, options)
+
   assert out.dtype == dtype
   tolerance = 2e-5 if dtype == jnp.float32 else 0.02
   laws.assert_close((out, expected[1], *grads), expected, tolerance)
@@ -80,12 +85,21 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
 )
 def test_choice_on_gpus(changes, words):
   """cuDNN where it can run, or the reason and the next executor."""
-  case = dict(patterns=(Causal(), Full()), num_heads=2, length=3072)
-  case |= dict(batch=4, qk_width=64, value_width=128, dtype="bfloat16")
-  case |= dict(platform="cuda", capability=8.9) | changes
-  with platforms.targeting(case["platform"], case.pop("capability")):
-    found = registry.explain_choice("auto", contract.Case(**case))
-  assert re.search(words, found), found
+  fields = dict(
+    patterns=(Causal(), Full()),
+    num_heads=2,
+    length=3072,
+    batch=4,
+    value_width=128,
+    platform="cuda",
+    capability=8.9,
+  )
+  fields |= changes
+  capability = fields.pop("capability")
+  with platforms.targeting(fields["platform"], capability):
+    choice = registry.explain_choice("auto", laws.case(**fields))
+
+  assert re.search(words, choice), choice
 
 
 @pytest.mark.parametrize("name", ["segments", "sinks", "a log sum exp"])

@@ -44,6 +44,7 @@ def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
     labels_NE
   )
   num_tiles = found.labels.shape[1]
+
   assert found.entries.shape == (len(labels_NE), num_tiles, tile)
   for row, labels in enumerate(labels_NE):
     expected = in_python(labels, num, tile)
@@ -56,6 +57,7 @@ def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
       assert places[slot] == (entry if labels[entry] < num else -1)
     left_out = np.asarray(found.slots[row])[labels == num]
     assert (left_out == num_tiles * tile).all()
+
   assert found.slots.shape == (len(labels_NE), size)
   assert all(x.dtype == np.int32 for x in found)
 

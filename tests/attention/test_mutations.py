@@ -16,7 +16,6 @@ from helpers import executor_laws as laws
 
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry, verification
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors import kernel_math, triton_kernels
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import parse
@@ -70,8 +69,11 @@ one product in TensorFloat-32
 SOURCE = dict(re.findall(r"(?m)^(\S.*)\n  (\S.*)", TEXTS))
 FLOAT32 = {"one product in TensorFloat-32"}
 LONG = (
-  *("the last full tile is skipped", "the first partial tile is skipped"),
-  *("pairs are transposed", "a stale maximum", "dk without its scale"),
+  "the last full tile is skipped",
+  "the first partial tile is skipped",
+  "pairs are transposed",
+  "a stale maximum",
+  "dk without its scale",
   "dk with the delta of the row before",
 )
 FEW_KEYS = {"rows without keys are divided by zero"}
@@ -107,7 +109,16 @@ def _registered(optimized):
 def asked(title, dtype):
   """The questions of a mix, and the plan that answers them."""
   mix = correctness.mixes(False, dtype)[title]
-  case = Case(3, mix.n, len(mix.heads), *mix.widths, dtype, "cuda")
+  k, e = mix.widths
+  case = laws.case(
+    batch=3,
+    length=mix.n,
+    num_heads=len(mix.heads),
+    qk_width=k,
+    value_width=e,
+    dtype=dtype,
+    platform="cuda",
+  )
   ((plan, _),) = Mutant().plans(mix.heads, case)
   return correctness.ask(mix, dtype), plan
 
@@ -163,19 +174,25 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   items = lists.items[(lists.items[:, 0] == 0) & (lists.items[:, 1] == 2)]
   here = range(items[0, 2], items[0, 3])
   (where,) = (i for i in here if lists.others[i, 0] == 2)
-  column, masks = 20 + step * other, lists.masks.view(np.uint32).copy()
+  column = 20 + step * other
+  masks = lists.masks.view(np.uint32).copy()
   masks[lists.others[where, 1], 20, column // 32] ^= np.uint32(1 << column % 32)
   lists = lists._replace(masks=masks.view(np.int32))
   tables = plan.tables._replace(**{side: lists})
+
   assert faults_of(questions, dataclasses.replace(plan, tables=tables))
 
 
 # What a run's check must refuse: random changes of the tables of its kernels.
 CHECKED = (
-  *("Local(24) | Strided(24)", "Block(32) | Summary(32, 8)"),
-  *("Causal()", "Strided(40)"),
+  "Local(24) | Strided(24)",
+  "Block(32) | Summary(32, 8)",
+  "Causal()",
+  "Strided(40)",
 )
-CHECKED_AT, BATCHES, OF_BATCH = 200, 6, 40
+CHECKED_AT = 200
+BATCHES = 6
+OF_BATCH = 40
 
 
 def pair(lists, positions, rng):
@@ -217,13 +234,21 @@ def tile(lists, positions, rng):
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_check_of_a_run_refuses_random_changes_of_tables(batch):
   heads = tuple(parse(text)[0][0] for text in CHECKED)
-  case = Case(3, CHECKED_AT, len(heads), 16, 16, "bfloat16", "cuda")
+  case = laws.case(
+    batch=3,
+    length=CHECKED_AT,
+    num_heads=len(heads),
+    qk_width=16,
+    value_width=16,
+    platform="cuda",
+  )
   ((plan, _),) = Mutant().plans(heads, case)
   inputs = verification.draw(heads, CHECKED_AT, (16, 16, 4), "bfloat16")
   expected = laws.reference(*inputs, heads)
   wrong = lambda x: verification.compare(
     run_tables(x, *inputs), expected, "bfloat16"
   )[1]
+
   assert not wrong(plan)
   accepted = []
   for seed in range(batch * OF_BATCH, (batch + 1) * OF_BATCH):
@@ -236,4 +261,5 @@ def test_check_of_a_run_refuses_random_changes_of_tables(batch):
     tables = plan.tables._replace(**{side: new})
     if not wrong(dataclasses.replace(plan, tables=tables)):
       accepted.append((seed, change.__name__, side))
+
   assert accepted == []

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import catalogue, executor_laws as laws, runs
+from helpers.cases import soak
+from helpers.errors import refused
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -16,7 +18,6 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import (
@@ -61,6 +62,7 @@ def brought(route):
     messages = np.split(sent, np.cumsum(route.sizes)[:-1], axis=1)
     came = map(functools.partial(np.roll, axis=0), messages, route.shifts)
     came = np.concatenate([sent[:, :0], *came], 1)
+
   held = np.concatenate([mine, came], 1)
   return np.take_along_axis(held, route.read.clip(0), axis=1)
 
@@ -76,9 +78,7 @@ def pairs_of_device(part, layout):
 
 
 @pytest.mark.parametrize("num_devices", DEVICES)
-@pytest.mark.parametrize(
-  "n, tile", [(96, 8), pytest.param(80, 4, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("n, tile", [(96, 8), soak(80, 4)])
 def test_each_pair_is_computed_once_from_what_devices_have(
   n, tile, num_devices
 ):
@@ -118,8 +118,14 @@ def received_by(program: jax.stages.Compiled, num_devices: int) -> int:
 def test_devices_receive_no_more_than_a_pattern_needs(
   n, size, width, num_devices
 ):
-  slices = functools.partial(slice_part, n=n, tile=64, num_devices=num_devices)
+  slices = functools.partial(
+    slice_part,
+    n=n,
+    tile=64,
+    num_devices=num_devices,
+  )
   block = slices(Block(size))
+
   assert (block.queries.shifts, block.keys.shifts) == ((), ())
   assert block.received == 0
 
@@ -145,8 +151,17 @@ def test_devices_exchange_heads_for_positions_where_slices_need_more(
   part, num_heads, arrangement
 ):
   mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
-  case = Case(1, 4096, num_heads, 16, 16, "float32", "", 64, num_heads)
-  executor, found = registry.EXECUTORS["streamed"], []
+  case = laws.case(
+    length=4096,
+    num_heads=num_heads,
+    num_key_heads=num_heads,
+    qk_width=16,
+    value_width=16,
+    dtype="float32",
+    tile=64,
+  )
+  executor = registry.EXECUTORS["streamed"]
+  found = []
 
   def plan(x):
     found.extend(plan_device(executor, (part,) * num_heads, case, ("x",)))
@@ -156,6 +171,7 @@ def test_devices_exchange_heads_for_positions_where_slices_need_more(
   with jax.sharding.use_abstract_mesh(mesh):
     jax.eval_shape(split(plan), jnp.zeros(8))
   ((plan, heads),) = found
+
   assert heads is None
   assert {type(plan.queries), type(plan.keys)} == {arrangement}
 
@@ -167,7 +183,12 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
   """Traces attention on 4 devices."""
   types = (AxisType.Auto,) * 2
   mesh = AbstractMesh((4, 2), ("x", "y"), axis_types=types)
-  run = functools.partial(attend, patterns=patterns, backend=backend, spec=spec)
+  run = functools.partial(
+    attend,
+    patterns=patterns,
+    backend=backend,
+    spec=spec,
+  )
   inputs = n, len(patterns), 16, 16, 1, jnp.bfloat16
   arrays = jax.eval_shape(lambda: laws.random_inputs(*inputs)[:3])
   with jax.sharding.use_abstract_mesh(mesh):
@@ -191,7 +212,7 @@ def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
     setattr(alone, name, getattr(registry.EXECUTORS["streamed"], name))
   registry.register("alone", alone)
   request.addfinalizer(lambda: registry.unregister("alone"))
-  with pytest.raises(ValueError, match=words):
+  with refused(words):
     trace(patterns, **changes)
 
 
@@ -205,7 +226,8 @@ def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
   ],
 )
 def test_sums_are_not_rounded(pattern, spec, dtype, kernels, monkeypatch):
-  found, forward = [], kernels.forward
+  found = []
+  forward = kernels.forward
   run = lambda *given: found.append(forward(*given)) or found[-1]
   monkeypatch.setattr(kernels, "forward", run)
   monkeypatch.setitem(registry.EXECUTORS, "triton", kernels(interpret=True))
@@ -219,7 +241,8 @@ on_eight_devices = functools.partial(runs.on_devices, 8)
 
 
 def mesh_of(num_devices):
-  devices, types = jax.devices()[:num_devices], (AxisType.Auto,)
+  devices = jax.devices()[:num_devices]
+  types = (AxisType.Auto,)
   return jax.make_mesh((num_devices,), ("x",), types, devices=devices)
 
 
@@ -230,7 +253,12 @@ def compiled(heads, backend, tile, num_devices, arrays, gradients=True):
   arrays = [jax.device_put(x, split) for x in arrays]
 
   def run(*arrays):
-    settings = dict(backend=backend, tile=tile, spec=SPLIT, return_lse=True)
+    settings = dict(
+      backend=backend,
+      tile=tile,
+      spec=SPLIT,
+      return_lse=True,
+    )
     attention = functools.partial(attend, patterns=heads, **settings)
     if gradients:
       return laws.with_gradients(attention, *arrays)
@@ -248,12 +276,15 @@ def test_results_and_traffic_on_eight_devices():
 
 def check_exchanges():
   """`restore` is the transpose of `arrange`, of each kind of exchange."""
-  n, devices = 64, 8
-  mesh, found = mesh_of(devices), {}
+  n = 64
+  devices = 8
+  mesh = mesh_of(devices)
+  found = {}
   for part in (Local(12), Strided(8), Summary(16, 4), Causal()):
     slices = slice_part(part, n, 4, devices)
     for route in (slices.queries, slices.keys):
       found[route.shifts] = route
+
   assert {(), (1, 2), None} <= found.keys()
   for route in found.values():
     check_transpose(mesh, Exchange(("x",), route), n)
@@ -278,6 +309,7 @@ def check_transpose(mesh, exchange, n):
 
   there, back = both(x, y)
   y = jnp.where(real[:, None, None], y, 0)
+
   np.testing.assert_allclose((there * y).sum(), (x * back).sum(), rtol=1e-4)
   at = positions[real]
   np.testing.assert_array_equal(there[:, real], np.asarray(x)[:, at])
@@ -285,9 +317,12 @@ def check_transpose(mesh, exchange, n):
 
 def check_program(backend="streamed", num_devices=4):
   """Results are those of the definition, bytes those of the routes."""
-  n, tile, item = 128, 16, 4
+  n = 128
+  tile = 16
+  item = 4
   arrays = laws.random_inputs(n, len(EXACT), 8, 8, batch=1)
   program, sharded = compiled(EXACT, backend, tile, num_devices, arrays)
+
   laws.assert_close(program(*sharded), laws.reference(*arrays, EXACT), 1e-5)
   slices = [slice_part(part, n, tile, num_devices) for part in EXACT]
   queries = sum(x.queries.received for x in slices)
@@ -296,6 +331,7 @@ def check_program(backend="streamed", num_devices=4):
     EXACT, backend, tile, num_devices, arrays[:3], gradients=False
   )
   expected = (queries * (8 + 8 + 1) + keys * (8 + 8)) * item
+
   assert received_by(forward, num_devices) == expected
 
 
@@ -305,13 +341,17 @@ def check_exact(*devices):
   XLA compiles loops over one or two tiles differently, with sums in another
   order, so each device has at least four.
   """
-  n, tile, heads = 2048, 64, (Local(64), Block(64), Strided(8))
+  n = 2048
+  tile = 64
+  heads = (Local(64), Block(64), Strided(8))
   arrays = laws.random_inputs(n, len(heads), 16, 16, batch=1)
   program, whole = compiled(heads, "streamed", tile, 1, arrays)
   expected = program(*whole)
   for num_devices in devices:
     program, split = compiled(heads, "streamed", tile, int(num_devices), arrays)
-    for name, x, y in zip(laws.NAMES, program(*split), expected, strict=True):
+    for name, x, y in zip(
+      laws.NAMES[:5], program(*split), expected, strict=True
+    ):
       np.testing.assert_array_equal(x, y, name)
 
 
@@ -331,21 +371,28 @@ def test_every_pattern_agrees_with_its_definition(backend, num_devices):
 
 
 def check_catalogue(backend, num_devices):
-  tile, width, num_devices = 16, 8, int(num_devices)
+  tile = 16
+  width = 8
+  num_devices = int(num_devices)
   if backend in ("triton", "mosaic"):
     kernels = dict(triton=Triton, mosaic=Mosaic)[backend]
-    backend, tile, width = "interpreted", 32, 16
+    backend = "interpreted"
+    tile = 32
+    width = 16
     registry.register(backend, kernels(interpret=True))
+
   settings = backend, tile, num_devices
   for first in range(0, len(catalogue.ALL), 6):
     heads = catalogue.ALL[first : first + 6]
     arrays = laws.random_inputs(104, len(heads), width, width, batch=1)
     program, split = compiled(heads, *settings, arrays)
     laws.assert_close(program(*split), laws.reference(*arrays, heads), 1e-5)
+
   heads = (AT_RUN_TIME,) * 8
   arrays = laws.random_inputs(64, len(heads), width, width, batch=1)
   program, split = compiled(heads, *settings, arrays)
   dense, whole = compiled(heads, "dense", tile, 1, arrays)
+
   laws.assert_close(program(*split), dense(*whole), 1e-5)
 
 
@@ -356,7 +403,8 @@ def test_heads_over_devices_and_positions_over_two_axes():
 
 def check_two_axes():
   """Within `jax.shard_map` and outside, over one axis and over two."""
-  n, heads = 128, (Causal(), Strided(8)) * 4
+  n = 128
+  heads = (Causal(), Strided(8)) * 4
   arrays = laws.random_inputs(n, len(heads), 8, 8, batch=2)
   types = (AxisType.Auto,) * 3
   mesh = jax.make_mesh((2, 2, 2), ("b", "x", "y"), types)
@@ -365,12 +413,20 @@ def check_two_axes():
 
     def run(*arrays, spec=spec, within=False):
       attention = functools.partial(
-        attend, patterns=heads, tile=16, spec=spec, return_lse=True
+        attend,
+        patterns=heads,
+        tile=16,
+        spec=spec,
+        return_lse=True,
       )
       if within:
         attention = jax.shard_map(
-          attention, in_specs=spec, out_specs=spec, check_vma=False
+          attention,
+          in_specs=spec,
+          out_specs=spec,
+          check_vma=False,
         )
+
       return laws.with_gradients(attention, *arrays)
 
     with jax.set_mesh(mesh):

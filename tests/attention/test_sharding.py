@@ -6,6 +6,7 @@ import itertools
 import jax
 import pytest
 from helpers import executor_laws as laws, runs
+from helpers.cases import soak
 from jax.sharding import (
   AbstractMesh,
   AxisType,
@@ -17,26 +18,32 @@ from sparse_transformer.attention import attend, registry
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import LSH, Causal, Local, Strided, TopBlocks
 
-EXECUTORS = laws.ANYWHERE
 BACKENDS = "auto", "dense"  # "auto" traces every executor
-N, TILE = 40, 16
+N = 40
+TILE = 16
 TWO_PARTS = Local(5) | Strided(7)
 BY_HEAD = Local(5), Strided(7), Local(5), Causal()
 AT_RUN_TIME = Local(5) | LSH(4, 6, 2) | TopBlocks(6, 2)
-soak = lambda *checks: pytest.param(checks, marks=pytest.mark.soak)
 unwrapped = lambda attention: attention
-BATCH, HEADS, BOTH = P("x"), P(None, None, "y"), P("x", None, "y")
+BATCH = P("x")
+HEADS = P(None, None, "y")
+BOTH = P("x", None, "y")
 
 
 def inputs(options=laws.PLAIN, heads=4):
-  return laws.random_inputs(N, heads, batch=4, group=options.group)
+  return laws.random_inputs(
+    N,
+    heads,
+    batch=4,
+    group=options.group,
+  )
 
 
 def results(
   patterns, backend, shard, *arrays, tile=TILE, options=laws.PLAIN, **more
 ):
   """(out, lse, dq, dk, dv), with attention wrapped by `shard`."""
-  settings = options.given(*arrays[0].shape[:2]) | more
+  settings = options.settings(*arrays[0].shape[:2]) | more
   attention = functools.partial(
     attend,
     patterns=patterns,
@@ -50,7 +57,10 @@ def results(
 
 def shard_map(spec, **settings):
   return functools.partial(
-    jax.shard_map, in_specs=spec, out_specs=spec, **settings
+    jax.shard_map,
+    in_specs=spec,
+    out_specs=spec,
+    **settings,
   )
 
 
@@ -112,13 +122,14 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
 
 # One process checks all, since it takes seconds to start.
 @pytest.mark.parametrize(
-  "checks", [("streamed",), soak("streamed", "all"), soak("batched", "all")]
+  "backend, amount",
+  [("streamed", "few"), soak("streamed", "all"), soak("batched", "all")],
 )
-def test_results_on_four_devices_are_those_of_the_definition(checks):
-  runs.on_devices(4, check_results, *checks)
+def test_results_on_four_devices_are_those_of_the_definition(backend, amount):
+  runs.on_devices(4, check_results, backend, amount)
 
 
-def check_results(backend, amount="few"):
+def check_results(backend, amount):
   check_groups_and_segments(backend, amount)
   check_explicit_axes(backend, amount)
   if amount == "few":
@@ -126,7 +137,8 @@ def check_results(backend, amount="few"):
 
 
 def check_explicit_axes(backend, amount):
-  arrays, mesh = inputs(), jax.make_mesh((2, 2), ("x", "y"))
+  arrays = inputs()
+  mesh = jax.make_mesh((2, 2), ("x", "y"))
   sharded = [jax.device_put(x, NamedSharding(mesh, BOTH)) for x in arrays]
 
   def check(patterns, shard, words):
@@ -161,7 +173,11 @@ def check_groups_and_segments(backend, amount):
     for group, spec, pattern in cases:
       if group == 8 and spec == BOTH:
         continue  # one key head cannot be split
-      options = laws.Options(group=group, packed=True, softcap=1.5)
+      options = laws.Options(
+        group=group,
+        packed=True,
+        softcap=1.5,
+      )
       arrays = inputs(options, heads=8)
       run = functools.partial(
         results, pattern, backend, unwrapped, options=options
@@ -197,5 +213,6 @@ def check_kernels():
     laws.assert_close(run(*arrays), laws.reference(*arrays, BY_HEAD))
     check(P(("x", "y")), exchanges=False)
     check(BOTH, exchanges=True)  # heads have lists of their own
+
   laws.run.clear_cache()
   check(BATCH, exchanges=True)  # without a mesh in context

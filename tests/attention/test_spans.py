@@ -1,12 +1,14 @@
 """Attention with learned spans, against the published formula."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws
+from helpers import executor_laws as laws, reference_attention
+from helpers.cases import listed, soak
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec as P
 
 from sparse_transformer import patterns
@@ -42,30 +44,30 @@ def weights_of(pattern, span, n):
 
 def reference(inputs, heads, spans):
   """(out, lse, dq, dk, dv, dspans) of the published formula in float64."""
+  n = inputs[0].shape[1]
+
+  def weights(spans):
+    pairs = zip(heads, spans, strict=True)
+    return jnp.stack([weights_of(pattern, span, n) for pattern, span in pairs])
+
   with jax.enable_x64(True):
-    arrays = (jnp.asarray(np.asarray(x, np.float64)) for x in (*inputs, spans))
-    return tuple(map(np.asarray, by_formula(heads, *arrays)))
+    weights_HLM, pullback = jax.vjp(weights, jnp.asarray(spans, jnp.float64))
+    results = reference_attention.attention(
+      *inputs, weights=np.asarray(weights_HLM)
+    )
+    (dspans,) = pullback(jnp.asarray(results.dweights.sum(0)))
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def by_formula(heads, *arrays):
-  def formula(q, k, v, spans):
-    n, pairs = q.shape[1], zip(heads, spans, strict=True)
-    m = jnp.stack([weights_of(pattern, span, n) for pattern, span in pairs])
-    s = jnp.einsum("blhk,bmhk->bhlm", q, k) / np.sqrt(q.shape[-1])
-    p = m[None] * jnp.exp(s)
-    total = p.sum(-1, keepdims=True)
-    total = jnp.where(total == 0, 1, total)  # without keys
-    out = jnp.einsum("bhlm,bmhe->blhe", p / total, v)
-    return out, jnp.log(total[..., 0]).swapaxes(1, 2)
-
-  return laws.with_gradients(formula, *arrays)
+  return *results[:5], np.asarray(dspans)
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
 def run(spans, *inputs, heads, backend="auto", tile=16):
   def attention(q, k, v, spans):
-    settings = dict(backend=backend, tile=tile, return_lse=True)
+    settings = dict(
+      backend=backend,
+      tile=tile,
+      return_lse=True,
+    )
     given = by_pattern(heads, spans)
     return attend(q, k, v, heads, directions=given, **settings)
 
@@ -81,15 +83,13 @@ def assert_close(found, expected, tolerance=2e-5):
 
 @pytest.mark.parametrize(
   "heads, n, backend",
-  [
-    (ALONE, 77, "auto"),
-    (ALONE, 77, "batched"),
-    (MIXED, 50, "streamed"),
-    (MIXED, 50, "dense"),
-    pytest.param(MIXED, 50, "batched", marks=pytest.mark.soak),
-  ],
+  listed(
+    default=[(ALONE, 77, "auto"), (MIXED, 50, "streamed")],
+    every=itertools.product(
+      (ALONE, MIXED), (77, 50), ("streamed", "batched", "dense")
+    ),
+  ),
 )
-@pytest.mark.one_in(2)
 def test_attention_is_that_of_the_formula(heads, n, backend):
   inputs = laws.random_inputs(n, 3)
   # Within bounds, at 0 and at the longest; where weights reach 0 and 1 at whole
@@ -97,15 +97,26 @@ def test_attention_is_that_of_the_formula(heads, n, backend):
   for spans in ([3.3, 17.8, 41.5], [0.0, 60.0, 7.0], [20.0, 0.4, 0.0]):
     expected = reference(inputs, heads, np.minimum(spans, 60))
     spans = jnp.array(spans, jnp.float32)
-    found = run(spans, *inputs, heads=heads, backend=backend)
+    found = run(
+      spans,
+      *inputs,
+      heads=heads,
+      backend=backend,
+    )
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("n", [1, pytest.param(31, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("n", [1, soak(31)])
 def test_tiles_are_chosen_and_one_span_serves_all_heads(n):
   inputs = laws.random_inputs(n, 2)
-  found = run(jnp.array([9.6]), *inputs, heads=(SPAN,) * 2, tile=0)
+  found = run(
+    jnp.array([9.6]),
+    *inputs,
+    heads=(SPAN,) * 2,
+    tile=0,
+  )
   expected = reference(inputs, (SPAN,) * 2, [9.6, 9.6])
+
   assert_close(found, (*expected[:5], expected[5].sum()))
 
 
@@ -114,14 +125,21 @@ def test_gradients_are_those_of_the_formula_in_float64(backend):
   with jax.enable_x64(True):
     inputs = laws.random_inputs(77, 3, dtype=jnp.float64)
     spans = jnp.array([0.25, 5.5, 19.1])
-    found = run(spans, *inputs, heads=ALONE, backend=backend, tile=26)
+    found = run(
+      spans,
+      *inputs,
+      heads=ALONE,
+      backend=backend,
+      tile=26,
+    )
     for x, y in zip(found, reference(inputs, ALONE, spans), strict=True):
       assert x.dtype == jnp.float64
       np.testing.assert_allclose(x, y, atol=1e-12)
 
 
 def test_forward_derivatives_of_a_weight_of_0_are_finite():
-  x, weights = jnp.ones((1, 1, 1, 3, 2)), jnp.array([[[[[1.0, 0.5, 0.0]]]]])
+  x = jnp.ones((1, 1, 1, 3, 2))
+  weights = jnp.array([[[[[1.0, 0.5, 0.0]]]]])
   run = lambda m: online_softmax.softmax(x, Keys(x, x), (m > 0, m), Scores())
   _, (dout, dlse) = jax.jvp(run, (weights,), (jnp.ones_like(weights),))
   np.testing.assert_allclose(dlse, 2 / 1.5, rtol=1e-6)
@@ -132,7 +150,8 @@ def test_forward_derivatives_of_a_weight_of_0_are_finite():
 def test_one_program_processes_fewer_tiles_as_spans_shrink(
   backend, monkeypatch
 ):
-  steps, softmax_of_tile = [], online_softmax._softmax_of_tile
+  steps = []
+  softmax_of_tile = online_softmax._softmax_of_tile
 
   def counted(*args):
     jax.debug.callback(lambda: steps.append(1))
@@ -198,4 +217,5 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
     found = jax.eval_shape(
       functools.partial(laws.with_gradients, wrapped(attention)), *arrays, spans
     )
+
   assert found[5].shape == (4,)

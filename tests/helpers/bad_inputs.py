@@ -270,12 +270,18 @@ def _released(name="", value=lambda x: None, cut=0, **sizes):
   """A released file that fits `runs.tiny`, but for an array or its sizes."""
 
   def write(path):
-    fitting = dict(layers=1, half=False, shape=(8, 8), vocab=17)
+    fitting = dict(
+      layers=1,
+      half=False,
+      shape=(8, 8),
+      vocab=17,
+    )
     arrays = released.arrays(**fitting | sizes)
     if name:
       new = value(arrays.pop(f"model/{name}/Ema/ema:0"))
       if new is not None:
         arrays[f"model/{name}/Ema/ema:0"] = new
+
     np.savez(path, **arrays)
     os.truncate(path, path.stat().st_size - cut)
 

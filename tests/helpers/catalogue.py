@@ -81,6 +81,22 @@ def similar(q, k):
   return (TABLE[q % 9] == TABLE[k % 9]) & jnp.where(q < 40, k <= q, k == q)
 
 
+def given(n):
+  """Heads of patterns that functions and a matrix give, for n positions."""
+  matrix = np.random.default_rng(0).random((n, n)) < 0.2
+  sparse = patterns.explicit(matrix)
+  past = patterns.explicit(np.tril(matrix))
+  distance = patterns.where(lambda q, k: abs(q - k) % 7 < 3)
+  return (
+    sparse,
+    patterns.where(similar),
+    distance,
+    past | Strided(5),
+    Local(9) - sparse,
+    distance & past,
+  )
+
+
 @contextlib.contextmanager
 def registered(cls):
   """Registers a class of patterns temporarily."""

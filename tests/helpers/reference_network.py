@@ -24,13 +24,16 @@ def mask(attention, layer, head, n, causal=True):
     n: positions in a sequence.
     causal: whether queries see no later keys.
   """
-  stride, width = attention.stride, attention.width
-  i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+  stride = attention.stride
+  width = attention.width
+  i = np.arange(n)[:, None]
+  j = np.arange(n)[None, :]
   # In mode "heads", every second head has a summary.
   if attention.mode == "heads":
     sub_block = (head // 2) % attention.num_summaries
   else:
     sub_block = head % attention.num_summaries
+
   # Sub-blocks are counted from the end of a block.
   end = stride - width * sub_block
   # Released code: the last positions, with the query itself. The paper's
@@ -57,6 +60,7 @@ def mask(attention, layer, head, n, causal=True):
   else:
     cycle = attention.cycle or range(len(factors))
     chosen = factors[cycle[layer % len(cycle)]]
+
   return chosen & ((j <= i) | (not causal))
 
 
@@ -95,6 +99,7 @@ def logits(config, shape, params, tokens, separator=None):
     else:
       b = mixture(p, y, num=2)
     x = x + (a + b)
+
   x = norm(x, params["norm"], 1e-6)
   if config.model.task == "classify":
     x = x.mean(0, keepdims=True)
@@ -122,6 +127,7 @@ def embed(params, shape, tokens, is_classifier=False):
       row = row + np.float64(table[t // step % shape[axis]])
       step *= shape[axis]
     rows.append(row)
+
   return np.stack(rows)
 
 
@@ -152,7 +158,8 @@ def rotate(x, base):
 
 def attend(p, x, config, layer, own, document):
   """Section 4.2: heads side by side, then one output matrix."""
-  network, settings = config.model, config.attention
+  network = config.model
+  settings = config.attention
   num_heads = network.num_heads
   group = num_heads // (network.key_heads or num_heads)
   q, k, v = (
@@ -188,6 +195,7 @@ def attend(p, x, config, layer, own, document):
         weights = np.exp(scores) * allowed[i, keys]
         sink = np.exp(own["sinks"][head]) if network.sinks else 0
         out[head][i] = weights @ v[head][keys] / (weights.sum() + sink)
+
   return linear(np.concatenate(out, axis=1), p["out"])
 
 
@@ -199,7 +207,8 @@ def content(q, k, layer, own):
     layer: numbered from 0.
     own: the head's span, and centroids by number of clusters.
   """
-  i, j = np.arange(len(q))[:, None], np.arange(len(q))[None, :]
+  i = np.arange(len(q))[:, None]
+  j = np.arange(len(q))[None, :]
 
   def last(labels, window, past):
     """The last keys with the query's label."""
@@ -286,4 +295,5 @@ def mixture(p, x, num):
         for part in ("experts_in", "experts_out")
       )
       out[t] += probabilities[t, e] * feed_forward(x[t], *expert)
+
   return out

@@ -26,6 +26,16 @@ class Masked(Pattern):
     return self.function(q, k)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Pairs(Pattern):
+  """The pairs of a matrix, for masks of NumPy alone."""
+
+  matrix_LM: np.ndarray
+
+  def mask(self, q, k):
+    return self.matrix_LM[q, k]
+
+
 class Fifths(Pattern):
   """A causal pattern in which many queries have no key."""
 

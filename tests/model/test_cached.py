@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 from helpers import catalogue, networks
+from helpers.cases import soak
+from helpers.errors import refused
 
 from sparse_transformer.model import sampling
 from sparse_transformer.patterns import (
@@ -29,7 +31,11 @@ CONTENT = (
   (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
   (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
 )
-OPTIONS = dict(key_heads=1, sinks=True, positions="rotary")
+OPTIONS = dict(
+  key_heads=1,
+  sinks=True,
+  positions="rotary",
+)
 
 
 def network(layers, **changes):
@@ -59,15 +65,16 @@ def compiled(config):
   "layers, start, changes",
   [
     (CONTENT * 2, 0, {}),
+    soak(CONTENT * 2, 18, {}),
     # Two periods and a layer after them, which has its own cache.
-    *((STATIC * 2 + STATIC[:1], start, {}) for start in (1, 17, LENGTH - 1)),
-    pytest.param(CONTENT * 2, 18, {}, marks=pytest.mark.soak),
-    (STATIC, 17, dict(dtype="bfloat16")),
+    soak(STATIC * 2 + STATIC[:1], 1, {}),
+    soak(STATIC * 2 + STATIC[:1], 17, {}),
+    soak(STATIC * 2 + STATIC[:1], LENGTH - 1, {}),
+    soak(STATIC, 17, dict(dtype="bfloat16")),
     (STATIC, 7, OPTIONS | dict(experts=4)),
-    (((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
+    soak(((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
   ],
 )
-@pytest.mark.one_in(6)
 def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   layers, start, changes
 ):
@@ -81,10 +88,13 @@ def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   for t in range(start, config.length):
     found, cache = step(params, cache, tokens[:, t - 1], np.int32(t))
     np.testing.assert_allclose(
-      found, expected[:, t], atol=tolerance, rtol=tolerance
+      found,
+      expected[:, t],
+      atol=tolerance,
+      rtol=tolerance,
     )
 
 
 def test_documents_have_no_cache():
-  with pytest.raises(ValueError, match="one document.*--nocache"):
+  with refused("one document.*--nocache"):
     sampling.Cached(network(STATIC, separator=0)).init(1)

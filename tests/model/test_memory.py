@@ -29,7 +29,8 @@ def remat_loss(remat, num_layers=6):
     backend="streamed",
     tile=16,
   )
-  symbols, apply = networks.tokens(config), model.make_apply(config)
+  symbols = networks.tokens(config)
+  apply = model.make_apply(config)
 
   def loss(params):
     logits = apply(params, symbols, jax.random.key(1))
@@ -41,12 +42,14 @@ def remat_loss(remat, num_layers=6):
 @pytest.mark.soak
 def test_rematerialization_saves_memory_and_changes_no_loss():
   """Nor gradients: see test_options.py."""
-  losses, sizes = [], []
+  losses = []
+  sizes = []
   for remat in schema.REMATS:
     loss, params = remat_loss(remat)
     compiled = jax.jit(jax.value_and_grad(loss)).lower(params).compile()
     sizes.append(compiled.memory_analysis().temp_size_in_bytes)
     losses.append(compiled(params)[0])
+
   np.testing.assert_allclose(losses, [losses[0]] * 4, rtol=1e-6)
   none, attention, outside, block = sizes
   assert block < outside < attention < none
@@ -117,6 +120,7 @@ def quadratic(traced, n, tile, groups=1):
     for variable in (*equation.invars, *equation.outvars)
     if hasattr(variable.aval, "shape")
   }
+
   assert any(n in shape for shape in shapes)  # the walk has seen something
   return [
     shape
@@ -148,6 +152,7 @@ def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):
       "attention.backend": backend,
     },
   )
+
   assert bool(quadratic(traced, 2560, 64)) == (backend == "dense")
 
 

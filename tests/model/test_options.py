@@ -21,7 +21,9 @@ from sparse_transformer.patterns import (
 from sparse_transformer.training import optimizer
 
 LENGTH = 53
-HASHED, ROUTED, CHOSEN = LSH(5, 4, 2), Routing(3, 7), Block(8) | TopBlocks(8, 2)
+HASHED = LSH(5, 4, 2)
+ROUTED = Routing(3, 7)
+CHOSEN = Block(8) | TopBlocks(8, 2)
 HEADS = (HASHED, ROUTED), (CHOSEN,) * 2
 WITH_SPANS = CHOSEN, Strided(5) | AdaptiveSpan(20, 4)
 
@@ -62,8 +64,13 @@ def record(cache, layer, index, q, k, v, directions):
 
 def test_layers_have_a_loss_of_their_own():
   # Two periods of two layers, and one more.
-  network = config(num_layers=5, experts=0, patterns=(MIXED * 3)[:5])
-  params, symbols = params_of(network), networks.tokens(network)
+  network = config(
+    num_layers=5,
+    experts=0,
+    patterns=(MIXED * 3)[:5],
+  )
+  params = params_of(network)
+  symbols = networks.tokens(network)
 
   @jax.jit
   def run(params, cache):
@@ -73,7 +80,8 @@ def test_layers_have_a_loss_of_their_own():
   queries, measured = run(params, jnp.zeros((5, 2, LENGTH, 2, 8)))
   for layer in range(5):
     head = [1, 0][layer % 2]
-    q, c = queries[layer, :, :, head], params["centroids"]["3"][layer, head]
+    q = queries[layer, :, :, head]
+    c = params["centroids"]["3"][layer, head]
     q, c = (
       np.float64(x) / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, c)
     )
@@ -83,8 +91,15 @@ def test_layers_have_a_loss_of_their_own():
 
 def test_only_centroids_get_a_gradient_of_their_loss():
   random = np.random.RandomState(0)
-  q, centroids = random.randn(2, 9, 2, 8), random.randn(2, 3, 8)
-  (option,) = options.of(config(experts=0, num_layers=1, patterns=HEADS[:1]))
+  q = random.randn(2, 9, 2, 8)
+  centroids = random.randn(2, 3, 8)
+  (option,) = options.of(
+    config(
+      experts=0,
+      num_layers=1,
+      patterns=HEADS[:1],
+    )
+  )
 
   def loss(q, centroids):
     own = option.own(dict(centroids={"3": centroids[None]}))
@@ -94,15 +109,21 @@ def test_only_centroids_get_a_gradient_of_their_loss():
     return option.measure(layer, inputs)["codebook"]
 
   of_q, of_centroids = jax.jit(jax.grad(loss, (0, 1)))(q, centroids)
+
   assert not of_q.any()
   # The head that routes has gradients, orthogonal to its centroids.
-  assert not of_centroids[0].any() and of_centroids[1].any(-1).all()
+  assert not of_centroids[0].any()
+  assert of_centroids[1].any(-1).all()
   np.testing.assert_allclose((of_centroids * centroids).sum(-1), 0, atol=1e-7)
 
 
 def test_options_change_only_their_own_parameters():
   def init(**changes):
-    settings = dict(experts=0, num_layers=2, patterns=((Causal(),) * 2,) * 2)
+    settings = dict(
+      experts=0,
+      num_layers=2,
+      patterns=((Causal(),) * 2,) * 2,
+    )
     network = config(**settings | changes)
     return jax.jit(lambda: model.init_params(network, 0))()
 
@@ -119,10 +140,13 @@ def test_options_change_only_their_own_parameters():
       assert plain.keys() - params.keys() == {name}
       continue
     (own,) = jax.tree.leaves(params.pop(name))
-    assert own.shape == shape and own.any() == (name == "centroids")
+    assert own.shape == shape
+    assert own.any() == (name == "centroids")
     jax.tree.map(np.testing.assert_array_equal, params, plain)
     assert not any(jax.tree.leaves(optimizer.decays({name: own})))
+
   lengths = np.linalg.norm(init(patterns=HEADS)["centroids"]["3"], axis=-1)
+
   assert 0.7 < lengths.mean() < 1.4
 
 
@@ -134,9 +158,12 @@ def test_every_second_block_has_experts():
   assert shapes["expert_blocks"]["experts_in"]["kernel"].shape == (2, 4, 16, 64)
   idle = 2 * 2 * (2 * 16 * 64 + 64 + 16)
   total = model.count_parameters(five)
+
   assert model.count_active_parameters(five) == total - idle
-  params, symbols = params_of(five), networks.tokens(five)
+  params = params_of(five)
+  symbols = networks.tokens(five)
   _, measured = jax.jit(model.make_predict(five))(params, symbols)
+
   assert measured["load_balance"].shape == (2,)
   np.testing.assert_allclose(measured["expert_load"].sum(1), [4, 4], rtol=1e-5)
 
@@ -147,8 +174,10 @@ def test_every_second_block_has_experts():
 @pytest.mark.parametrize("skew", [0.0, 1.0])
 def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
   network = config(patterns=(HEADS[0], WITH_SPANS) * 2)
-  params, symbols = params_of(network, skew), networks.tokens(network)
-  run, random = networks.apply(network), np.random.RandomState(0)
+  params = params_of(network, skew)
+  symbols = networks.tokens(network)
+  run = networks.apply(network)
+  random = np.random.RandomState(0)
   logits = run(params, symbols)
   for t in random.choice(LENGTH - 1, 8, replace=False):
     changed = symbols.copy()
@@ -156,8 +185,10 @@ def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
     difference = np.abs(run(params, changed) - logits)
     assert difference[:, : t + 1].max() < 1e-5
     assert difference[:, t + 1 :].max() > 0.1
+
   changed = symbols.copy()
   changed[1] = random.randint(0, 7, LENGTH)
+
   np.testing.assert_array_equal(run(params, changed)[0], logits[0])
 
 
@@ -166,7 +197,11 @@ def test_symbol_changes_nothing_before_it_and_no_other_sequence(skew):
 
 def gradient(remat, patterns=HEADS, **changes):
   """(a function that returns ((loss, logits), gradients), parameters)."""
-  settings = dict(num_layers=len(patterns), patterns=patterns, remat=remat)
+  settings = dict(
+    num_layers=len(patterns),
+    patterns=patterns,
+    remat=remat,
+  )
   network = config(**settings, **changes)
   symbols = networks.tokens(network)
 

@@ -17,12 +17,15 @@ from sparse_transformer.training.step import position_losses
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_parameters_residual_stream_and_logits_are_float32(dtype):
   config = networks.config(dtype=dtype, width=32)
-  params, symbols = networks.random_params(config, 0.2), networks.tokens(config)
+  params = networks.random_params(config, 0.2)
+  symbols = networks.tokens(config)
+
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   network = transformer.bind(config, params)
   x = jax.eval_shape(
     lambda x: network.run_blocks(network.embed(x), network.attend)[0], symbols
   )
+
   assert x.dtype == jnp.float32
   found = networks.apply(config)(params, symbols)
   assert found.dtype == jnp.float32
@@ -42,6 +45,7 @@ def test_parameters_are_the_same_float32_with_x64():
     assert {x.dtype for x in jax.tree.leaves(trees)} <= {
       *map(np.dtype, (np.float32, np.int32))
     }
+
   assert jax.tree.all(
     jax.tree.map(np.array_equal, expected.params, found.params)
   )
@@ -49,7 +53,11 @@ def test_parameters_are_the_same_float32_with_x64():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gradient_of_an_embedding_is_summed_in_float32(dtype):
-  config = networks.config(dtype=dtype, vocab_size=2, width=4)
+  config = networks.config(
+    dtype=dtype,
+    vocab_size=2,
+    width=4,
+  )
   params = networks.random_params(config)
   symbols = networks.tokens(config, batch=512)
 
@@ -60,6 +68,7 @@ def test_gradient_of_an_embedding_is_summed_in_float32(dtype):
   found = jax.jit(jax.grad(total))(params)["token"]["embedding"]
   # The last symbol is not embedded; each other one counts once.
   counts = np.bincount(symbols[:, :-1].ravel(), minlength=2)[:, None]
+
   np.testing.assert_array_equal(found, np.repeat(counts, 4, axis=1))
 
 
@@ -76,7 +85,8 @@ def deep_gradient(dtype):
     remat="block",
     backend="dense",
   )
-  apply, symbols = model.make_apply(config), networks.tokens(config)
+  apply = model.make_apply(config)
+  symbols = networks.tokens(config)
 
   @jax.jit
   @functools.partial(jax.grad, has_aux=True)

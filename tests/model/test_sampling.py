@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import networks
+from helpers.errors import refused
 
 from sparse_transformer.model import sampling
 from sparse_transformer.model.sampling import Sampler
 
-LENGTH, PLAIN = networks.LENGTH, Sampler()
+LENGTH = networks.LENGTH
+PLAIN = Sampler()
 
 
 @functools.cache
@@ -23,7 +25,8 @@ def network():
 
 def draw(apply, params, sampler=PLAIN, *, num, length=LENGTH, **options):
   """Sequences drawn without a cache."""
-  decoder, empty = sampling.Recompute(apply, length), np.zeros((num, 0), "u1")
+  decoder = sampling.Recompute(apply, length)
+  empty = np.zeros((num, 0), "u1")
   drawn = decoder, params, sampler, empty, length
   return sampling.sample(*drawn, **options)[0]
 
@@ -35,6 +38,7 @@ def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
   expected = np.zeros((2, LENGTH), np.uint8)
   for t in range(LENGTH):
     expected[:, t] = np.asarray(apply(params, expected))[:, t].argmax(-1)
+
   np.testing.assert_array_equal(found, expected)
   assert found.dtype == np.uint8
   assert len(np.unique(found)) > 1
@@ -51,6 +55,7 @@ def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
     return sampling.sample(*drawn, seed=seed)[0]
 
   found = run(cached, 3)
+
   np.testing.assert_array_equal(found, run(recomputed, 3))
   np.testing.assert_array_equal(found[:, :5], prompts)
   assert len(np.unique(found[:, 5:])) > 3
@@ -67,7 +72,8 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
   def apply(params, tokens_BL):
     return jnp.broadcast_to(params, (*tokens_BL.shape, 5))
 
-  num, sampler = 20_000, Sampler(temperature)
+  num = 20_000
+  sampler = Sampler(temperature)
   found = draw(apply, logits[None, None], sampler, num=num, length=2)
   p = np.exp(logits / temperature)
   p /= p.sum()
@@ -76,6 +82,7 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
     assert np.all(abs(share - p) < 5 * np.sqrt(p * (1 - p) / num))
   # Neighbors are drawn independently of each other.
   joint = np.mean((found[:, 0] == 0) & (found[:, 1] == 0))
+
   assert abs(joint - p[0] ** 2) < 5 * p[0] / np.sqrt(num)
 
 
@@ -89,7 +96,13 @@ def test_second_call_traces_nothing():
   params = np.zeros((1, 1, 5), np.float32)
   draw(apply, params, num=2)
   count = len(traced)
-  draw(apply, params, num=2, seed=1)
+  draw(
+    apply,
+    params,
+    num=2,
+    seed=1,
+  )
+
   assert len(traced) == count > 0
 
 
@@ -99,14 +112,21 @@ def test_complete_prompts_are_returned_unchanged():
   found, seconds = sampling.sample(decoder, {}, PLAIN, prompts, 4)
   np.testing.assert_array_equal(found, prompts)
   assert seconds == 0
-  with pytest.raises(ValueError, match="prompt of 4 positions"):
+  with refused("prompt of 4 positions"):
     sampling.sample(decoder, {}, PLAIN, prompts, 3)
 
 
 def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
   monkeypatch.setattr(sampling, "CHUNK", 8)
-  apply, checks = lambda *_: jnp.zeros((1, 20, 5)), []
-  draw(apply, {}, num=1, check_stop=lambda: checks.append(1))
+  apply = lambda *_: jnp.zeros((1, 20, 5))
+  checks = []
+  draw(
+    apply,
+    {},
+    num=1,
+    check_stop=lambda: checks.append(1),
+  )
+
   assert len(checks) == 3  # at the start, and after two chunks of three
 
 
@@ -132,4 +152,5 @@ def test_top_symbols_are_drawn_in_their_proportions(sampler, drawn):
   expected = np.where(np.isin(np.arange(5), drawn), p, 0)
   expected = expected ** (1 / sampler.temperature)
   expected /= expected.sum()
+
   assert np.all(abs(share - expected) <= 5 * np.sqrt(expected / num))

@@ -29,7 +29,8 @@ def test_period_is_the_number_of_layers_after_which_patterns_repeat(
 
 
 def test_initial_parameters_have_the_published_spread():
-  d, layers = 128, 3
+  d = 128
+  layers = 3
   config = networks.config(
     vocab_size=256,
     length=64 * 64,
@@ -44,7 +45,8 @@ def test_initial_parameters_have_the_published_spread():
   into = math.sqrt(0.125 / d)
   out = math.sqrt(0.125 * 0.5 / (d * layers))
   mlp_out = math.sqrt(0.125 * 0.5 / (2 * d * layers))
-  token, position = 0.02, 0.03 / math.sqrt(2)
+  token = 0.02
+  position = 0.03 / math.sqrt(2)
   blocks = params["blocks"]
   expected = [
     (blocks["query"]["kernel"], into),
@@ -56,6 +58,7 @@ def test_initial_parameters_have_the_published_spread():
     (params["token"]["embedding"], token),
     *((axis["embedding"], position) for axis in params["position"].values()),
   ]
+
   for parameter, std in expected:
     # At least 8,192 draws: their standard deviation is known to 1 %.
     np.testing.assert_allclose(np.std(parameter), std, rtol=0.03)
@@ -68,7 +71,9 @@ def test_initial_parameters_have_the_published_spread():
   by_name = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
     by_name.setdefault(path[-1].key, []).append(np.asarray(x))
-  assert len(by_name["bias"]) == 9 and len(by_name["scale"]) == 3
+
+  assert len(by_name["bias"]) == 9
+  assert len(by_name["scale"]) == 3
   assert all((x == 0).all() for x in by_name["bias"])
   assert all((x == 1).all() for x in by_name["scale"])
 
@@ -86,9 +91,12 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   # One axis of positions: each has its own embedding, which is added to the
   # symbol before it is shifted by one.
   config = networks.config(
-    shape=(LENGTH, 1), patterns=assign(name, mode), backend=backend
+    shape=(LENGTH, 1),
+    patterns=assign(name, mode),
+    backend=backend,
   )
-  apply, symbols = model.make_apply(config), networks.tokens(config, batch=1)
+  apply = model.make_apply(config)
+  symbols = networks.tokens(config, batch=1)
 
   @jax.jit
   def gradients(params):
@@ -102,10 +110,12 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
     return jax.lax.map(gradient, jnp.arange(LENGTH))
 
   grads = np.asarray(gradients(networks.random_params(config)))
+
   assert np.isfinite(grads).all()
   found = (grads != 0).any(-1)
   expected = np.zeros((LENGTH, LENGTH), bool)
   expected[:, :-1] = patterns.reach(config.patterns, LENGTH)[:, 1:]
+
   np.testing.assert_array_equal(found, expected)
   assert not np.triu(found).any()  # position i: from those before it only
 
@@ -115,21 +125,32 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
 
 def test_dropout_is_determined_by_its_rng_and_needs_a_rate():
   config = networks.config(dropout=0.5)
-  params, symbols = networks.random_params(config), networks.tokens(config)
+  params = networks.random_params(config)
+  symbols = networks.tokens(config)
   first, second = jax.random.split(jax.random.key(0))
   drop = lambda *rng: networks.apply(config)(params, symbols, *rng)
+
   np.testing.assert_array_equal(drop(first), drop(first))
   assert (drop(first) != drop(second)).any()
   plain = networks.apply(networks.config())
   np.testing.assert_array_equal(drop(), plain(params, symbols))
   # A different program, which rounds differently.
   no_rate = plain(params, symbols, first)
-  np.testing.assert_allclose(no_rate, drop(), rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(
+    no_rate,
+    drop(),
+    rtol=1e-5,
+    atol=1e-5,
+  )
 
 
 def test_branches_and_layers_drop_independently():
   same = ((Local(4),) * 2,) * 2
-  config = networks.config(dropout=0.5, width=64, patterns=same)
+  config = networks.config(
+    dropout=0.5,
+    width=64,
+    patterns=same,
+  )
   network = networks.make(config, std=0.1)
   x = jnp.zeros((1, LENGTH, 64))
   # Constant branches: what was dropped can be read off the sum.
@@ -138,9 +159,11 @@ def test_branches_and_layers_drop_independently():
     part.kernel[...] = jnp.zeros_like(part.kernel[...])
     scale = jnp.array([[1.0], [10.0]])
     part.bias[...] = value * scale * jnp.ones_like(part.bias[...])
+
   run = lambda x, rng: network.run_blocks(x, network.attend, rng=rng)[0]
   out = jax.jit(run)(x, jax.random.key(0)).ravel() / 2
   # Every sum of a subset of 1, 3, 10, 30 occurs about equally often.
   values, counts = np.unique(np.round(out), return_counts=True)
+
   assert len(values) == 16
   assert counts.min() > 40  # of 80 expected

@@ -7,6 +7,7 @@ import hypothesis
 import numpy as np
 import pytest
 from helpers import catalogue
+from helpers.cases import soak
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
@@ -69,9 +70,11 @@ def test_measured_reach_agrees_with_the_product_of_matrices(network, n):
     np.argwhere(wanted & ~patterns.reach(network[:depth], n)).tolist()
     for depth in range(len(network) + 1)
   ]
+
   assert (found.positions, found.inputs) == (n, 0)
   if missing[-1]:
-    assert found.layers is None and list(found.missing) == missing[-1][0]
+    assert found.layers is None
+    assert list(found.missing) == missing[-1][0]
   else:
     assert found.missing is None
     assert found.layers == [bool(pairs) for pairs in missing].index(False)
@@ -96,9 +99,7 @@ def test_measured_reach_of_known_networks(factors, n, expected):
   assert found == analysis.Reach(*expected)
 
 
-@pytest.mark.parametrize(
-  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("n", [2**17, soak(2**20)])
 @pytest.mark.parametrize(
   "pattern, expected",
   [
@@ -115,9 +116,7 @@ def test_first_leak_of_long_sequences(pattern, expected, n):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(
-  "n", [2**17, pytest.param(2**20, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("n", [2**17, soak(2**20)])
 def test_long_sequences_take_little_memory(n):
   # The high-water mark of the new process: ru_maxrss counts its parent's.
   code = (
@@ -136,19 +135,29 @@ def test_long_sequences_take_little_memory(n):
     "print(status.split('VmHWM:')[1].split()[0])\n"
   )
   out = subprocess.run(
-    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    check=True,
   )
   *numbers, peak = map(int, out.stdout.split())
   blocks = n // 1024
   local = 1024 * n - 1024 * 1023 // 2
   strided = 1024 * blocks * (blocks + 1) // 2 - n  # the query itself is local
   summary = 32 * 1024 * blocks * (blocks - 1) // 2 + blocks * 32 * 33 // 2
+
   assert numbers == [
-    *(local + strided, n - 1023),
-    *(blocks * 1024 * 1025 // 2, 1024),
-    *(summary, 32 * blocks),
-    *(n * (n + 1) // 2, n),
-    *(72 * blocks - 36, {128: 1024, 1024: 36_864}[blocks]),  # tiles
-    *(2, 2),
+    local + strided,
+    n - 1023,
+    blocks * 1024 * 1025 // 2,
+    1024,
+    summary,
+    32 * blocks,
+    n * (n + 1) // 2,
+    n,
+    72 * blocks - 36,
+    {128: 1024, 1024: 36_864}[blocks],  # tiles
+    2,
+    2,
   ]
   assert peak < 512 * 1024  # KiB

@@ -128,18 +128,27 @@ def test_column_of_the_target_holds_the_bytes_above_it(stride):
 def test_draws_cover_all_eligible_blocks(count):
   chances = np.arange(patterns.catalogue._LEVELS, dtype=np.int32)
   drawn = patterns.catalogue._share(chances, np.int32(count))
-  assert (np.diff(drawn) >= 0).all() and drawn[0] == 0
+  assert (np.diff(drawn) >= 0).all()
+  assert drawn[0] == 0
   assert count - drawn[-1] <= -(-count // patterns.catalogue._LEVELS) + 1
   assert drawn[-1] < count
 
 
 def test_random_blocks_are_distinct_and_from_the_past():
-  pattern = patterns.RandomBlocks(1, 3, seed=1, first=2, last=4)
+  pattern = patterns.RandomBlocks(
+    1,
+    3,
+    seed=1,
+    first=2,
+    last=4,
+  )
   matrix = pattern.matrix(400)
   eligible = np.clip(np.arange(400) - 4 - 2 + 1, 0, None)
+
   np.testing.assert_array_equal(matrix.sum(1), np.minimum(eligible, 3))
   q, k = np.nonzero(matrix)
-  assert (k >= 2).all() and (q - k >= 4).all()
+  assert (k >= 2).all()
+  assert (q - k >= 4).all()
 
 
 def test_random_blocks_are_drawn_evenly():

@@ -4,6 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
+from helpers.catalogue import Pairs
+from helpers.errors import refused
 
 from sparse_transformer import patterns
 from sparse_transformer.patterns import (
@@ -12,7 +14,6 @@ from sparse_transformer.patterns import (
   Block,
   Causal,
   Local,
-  Pattern,
   Routing,
   Strided,
   TopBlocks,
@@ -41,16 +42,19 @@ def test_expressions_know_them(pattern):
 
 @pytest.mark.parametrize("pattern", ALL, ids=str)
 def test_pairs_are_unknown_before_run_time(pattern):
-  with pytest.raises(ValueError, match="no pairs before it is bound"):
+  with refused("no pairs before it is bound"):
     pattern.matrix(9)
-  with pytest.raises(ValueError, match="no pairs before it is bound"):
+  with refused("no pairs before it is bound"):
     (Local(3) | pattern).matrix(9)
   reach = Local(pattern.max + pattern.ramp) if pattern in ALL[3:] else Causal()
   assert pattern.support() == reach
   assert (Strided(7) | pattern).support() == Strided(7) | reach
 
 
-A, B, LOCAL, STRIDED = LSH(4, 6), TopBlocks(4, 2), Local(5), Strided(3)
+A = LSH(4, 6)
+B = TopBlocks(4, 2)
+LOCAL = Local(5)
+STRIDED = Strided(3)
 
 
 @pytest.mark.parametrize(
@@ -74,16 +78,6 @@ def test_static_pairs_are_split_off(pattern, static, content):
   assert pattern.split() == (static, tuple(content))
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Known(Pattern):
-  """A pattern with given pairs, in place of one that follows the content."""
-
-  pairs_of: np.ndarray
-
-  def mask(self, q, k):
-    return self.pairs_of[q, k]
-
-
 @pytest.mark.parametrize(
   "pattern",
   [
@@ -98,26 +92,31 @@ def test_split_has_each_pair_once(pattern):
   n = 24
   i = np.arange(n)
   random = np.random.RandomState(0)
-  sets = {c: Known(random.rand(n, n) < 0.5) for c in (A, B)}
+  # In place of the pairs that follow the content.
+  sets = {c: Pairs(random.rand(n, n) < 0.5) for c in (A, B)}
   static, content = pattern.split()
   parts = [*content] if static is None else [static, *content]
   masks = [part.bind(sets).mask(i[:, None], i) for part in parts]
   total = np.sum([mask.astype(int) for mask in masks], axis=0)
+
   np.testing.assert_array_equal(total, pattern.bind(sets).mask(i[:, None], i))
-  sets = {c: Known(np.tri(n, dtype=bool)) for c in (A, B)}
+  sets = {c: Pairs(np.tri(n, dtype=bool)) for c in (A, B)}
   bound = pattern.bind(sets).mask(i[:, None], i)
+
   assert not (bound & ~pattern.support().matrix(n)).any()
 
 
 def test_directions_of_lsh_are_its_own_in_each_layer():
   pattern = LSH(8, 4, rounds=3)
   shape = 1, pattern.num_directions, 5
+
   assert pattern.directions(5).shape == shape == (1, 6, 5)
   draws = [
     p.directions(5, layer)
     for p in (pattern, dataclasses.replace(pattern, seed=1))
     for layer in (0, 1)
   ]
+
   assert len({draw.tobytes() for draw in draws}) == 4
   np.testing.assert_array_equal(draws[0], pattern.directions(5))
   assert Routing(8, 4).directions(5) is None  # they are parameters
@@ -133,9 +132,13 @@ def test_most_keys_of_short_sequences():
 
 
 def test_pairs_are_counted_as_the_most_there_can_be():
-  n, own, local, strided = 40, Block(6), Local(3), Strided(7)
+  n = 40
+  own = Block(6)
+  local = Local(3)
+  strided = Strided(7)
   past = np.minimum(2, np.arange(n) // 6).sum() * 6
   found = analysis.count_pairs(own | TopBlocks(6, 2), n)
+
   assert found == own.pairs(n) + past
   assert analysis.count_pairs(strided, n) == strided.pairs(n)
   # A query has one key in its bucket of each round; the first has itself.

@@ -6,6 +6,7 @@ import hypothesis
 import numpy as np
 import pytest
 from helpers import catalogue
+from helpers.cases import soak
 from hypothesis import strategies as st
 
 from sparse_transformer.patterns import intervals
@@ -41,9 +42,7 @@ def masks():
   return st.recursive(compared, grow, max_leaves=4)
 
 
-@pytest.mark.parametrize(
-  "examples", [200, pytest.param(10_000, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("examples", [200, soak(10_000)])
 def test_tiles_never_contradict_their_positions(examples):
   sizes = st.integers(1, 30), st.sampled_from([1, 2, 5, 8])
   check = hypothesis.given(masks(), *sizes, st.integers(0, 99))(check_tiles)
@@ -52,7 +51,8 @@ def test_tiles_never_contradict_their_positions(examples):
 
 def check_tiles(mask, n, size, seed):
   rng = np.random.default_rng(seed)
-  q, k = rng.permutation(n), rng.permutation(n)
+  q = rng.permutation(n)
+  k = rng.permutation(n)
   num_tiles = -(-n // size)
   rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
   pairs = intervals.TilePairs(size, rows, cols)
@@ -71,14 +71,17 @@ def check_tiles(mask, n, size, seed):
 def test_equality_of_scattered_values_is_exact(transposed):
   # Each tile of the scattered side spans all values of the other side, and is
   # equal somewhere only to tiles that hold one of its values.
-  size, num_tiles = 4, 256
+  size = 4
+  num_tiles = 256
   values = np.random.default_rng(0).permutation(size * num_tiles)
   rows, cols = (x.ravel() for x in np.indices((num_tiles, num_tiles)))
   pairs = intervals.TilePairs(size, rows, cols)
-  u, v = np.arange(size * num_tiles), values
+  u = np.arange(size * num_tiles)
+  v = values
   u, v = (v, u) if transposed else (u, v)
   tiles = (u[:, None] == v).reshape(num_tiles, size, num_tiles, size)
   truth = pairs.query(u) == pairs.key(v)
+
   np.testing.assert_array_equal(truth.may, tiles.any((1, 3)).ravel())
 
 
@@ -104,8 +107,10 @@ def test_the_interval_of_an_absolute_value_is_exact():
   low, high = low[low <= high], high[low <= high]
   found = abs(intervals.Interval(low, high)).bounds()
   values = [abs(np.arange(a, b + 1)) for a, b in zip(low, high, strict=True)]
+
   np.testing.assert_array_equal(found[0], [x.min() for x in values])
   np.testing.assert_array_equal(found[1], [x.max() for x in values])
+
   for a, b in zip(low.tolist(), high.tolist(), strict=True):
     one = abs(intervals.Int32(a, b)).bounds()
     assert one == (min(map(abs, (a, b))) * (a * b > 0), max(abs(a), abs(b)))
@@ -131,7 +136,8 @@ def test_the_interval_of_an_absolute_value_is_exact():
 )
 def test_a_single_condition_in_natural_order_is_decided_exactly(mask, size):
   # Undecided bounds would also be safe; these must decide everything.
-  i, tiles = np.arange(32), np.arange(32 // size)
+  i = np.arange(32)
+  tiles = np.arange(32 // size)
   rows, cols = (x.ravel() for x in np.meshgrid(tiles, tiles, indexing="ij"))
   pairs = intervals.TilePairs(size, rows, cols)
   truth = mask(pairs.query(i), pairs.key(i))

@@ -10,7 +10,9 @@ import hypothesis
 import numpy as np
 import pytest
 from helpers import catalogue
+from helpers.cases import soak
 from helpers.catalogue import Masked
+from helpers.errors import refused
 from hypothesis import strategies as st
 
 from sparse_transformer import patterns
@@ -25,7 +27,7 @@ from sparse_transformer.patterns import (
 )
 
 MILLION = 2**20
-LENGTHS = [2**16, pytest.param(MILLION, marks=pytest.mark.soak)]
+LENGTHS = [2**16, soak(MILLION)]
 
 
 def check_pattern(pattern, n, tile):
@@ -56,9 +58,12 @@ def check_parts(pattern, matrix, tile):
 
 def check_layout(part, n, tile):
   """The layout has the tiles that hold pairs, sorted, with exact counts."""
-  layout, num_tiles = part.layout(n, tile), -(-n // tile)
+  layout = part.layout(n, tile)
+  num_tiles = -(-n // tile)
+
   for order in (layout.query_order, layout.key_order):
     np.testing.assert_array_equal(np.sort(order), np.arange(n))
+
   padded = np.zeros((num_tiles * tile,) * 2, int)
   padded[:n, :n] = part.matrix(n)[layout.query_order][:, layout.key_order]
   inside = np.zeros_like(padded)
@@ -68,6 +73,7 @@ def check_layout(part, n, tile):
     for x in (padded, inside)
   )
   rows, cols = np.nonzero(pairs)
+
   np.testing.assert_array_equal(layout.rows, rows)
   np.testing.assert_array_equal(layout.cols, cols)
   np.testing.assert_array_equal(layout.pairs, pairs[rows, cols])
@@ -76,7 +82,8 @@ def check_layout(part, n, tile):
 
 
 def check_lifetimes(pattern, matrix):
-  n, i = len(matrix), np.arange(len(matrix))
+  n = len(matrix)
+  i = np.arange(len(matrix))
   last = np.where(matrix, i[:, None], -1).max(0)
   np.testing.assert_array_equal(analysis.last_readers(pattern, n), last)
   is_held = (i <= i[:, None]) & (last >= i[:, None])  # at each query
@@ -108,10 +115,12 @@ def check_class(cls):
     check_value(pattern)
   for pattern in examples.small:
     check_pattern(pattern, 90, 16)
+
   for pattern in examples.causal:
     assert analysis.is_causal(pattern, 90)
   for pattern in examples.bidirectional:
     assert not analysis.is_causal(pattern, 90)
+
   forms = [examples.large]
   if hasattr(examples.large, "causal"):
     assert examples.bidirectional
@@ -127,7 +136,8 @@ def check_value(pattern):
   fields = vars(pattern).items()
   integers = {k: np.int64(v) for k, v in fields if type(v) is int}
   same = dataclasses.replace(pattern, **integers)
-  assert same == pattern and hash(same) == hash(pattern)
+  assert same == pattern
+  assert hash(same) == hash(pattern)
   np.testing.assert_array_equal(same.matrix(50), pattern.matrix(50))
 
 
@@ -152,7 +162,7 @@ def test_keys_of_the_large_example_match_their_closed_form(name, n):
 
 
 def test_new_class_obeys_all_laws_once_it_is_registered():
-  with pytest.raises(ValueError, match="unknown"):
+  with refused("unknown"):
     patterns.parse("Comb(20, 3)")
   with catalogue.registered(catalogue.Comb) as cls:
     check_class(cls)
@@ -166,7 +176,7 @@ def test_names_of_registered_classes_are_unique():
   class Full(Pattern):
     pass
 
-  with pytest.raises(ValueError, match="Full already exists in sparse_"):
+  with refused("Full already exists in sparse_"):
     patterns.register(Full)
   # A class that is defined again, as in a notebook, replaces itself.
   assert patterns.register(Local) is Local
@@ -184,9 +194,7 @@ def compositions():
   )
 
 
-@pytest.mark.parametrize(
-  "examples", [60, pytest.param(2000, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("examples", [60, soak(2000)])
 def test_compositions_obey_the_laws_of_patterns(examples):
   sizes = st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
   check = hypothesis.given(compositions(), *sizes)(check_pattern)
@@ -221,7 +229,9 @@ EVEN = Masked(lambda q, k: k % 2 == 0)  # its mask has no query axis
 @pytest.mark.parametrize(
   "pattern, pairs",
   [
-    *((EVEN, 15), (Causal() & EVEN, 9), (Causal() - Causal(), 0)),
+    (EVEN, 15),
+    (Causal() & EVEN, 9),
+    (Causal() - Causal(), 0),
     (Masked(lambda q, k: True), 25),
     (Masked(lambda q, k: (k == q) | ~(q % 2 == 0)), 13),
     (Masked(lambda q, k: (k <= q) | ~(k < 3)), 22),
@@ -246,6 +256,7 @@ def test_given_patterns_obey_all_laws(n, tile):
     check_pattern(pattern, n, tile)
     check_pattern(Strided(5) | pattern, n, tile)
     check_pattern(Local(9, causal=False) - pattern, n, tile)
+
   pattern = patterns.where(catalogue.similar)
   check_pattern(pattern, n, tile)
   check_pattern(patterns.where(lambda q, k: abs(q - k) % 7 < 3), n, tile)

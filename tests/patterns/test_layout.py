@@ -23,12 +23,15 @@ def test_columns_fill_small_tiles_best(tile, fill):
 
 def test_random_blocks_take_only_their_own_tiles():
   layout = patterns.BigBird(64).layout(12288, 64)
-  window, first, drawn = 2 * 192 - 1, 192 - 2, np.clip(np.arange(192) - 2, 0, 3)
+  window = 2 * 192 - 1
+  first = 192 - 2
+  drawn = np.clip(np.arange(192) - 2, 0, 3)
   assert len(layout.rows) == window + first + drawn.sum()
 
 
 def test_powers_of_two_take_few_tiles():
-  pattern, n = patterns.LogSparse(), 12288
+  pattern = patterns.LogSparse()
+  n = 12288
   tiles = [len(part.layout(n, 64).rows) for part in pattern.parts()]
   assert sum(tiles) < 3 * 2 * n / 64 + 3 * 192  # 3 groups of 6 distances
   # In natural order, each distance is a separate diagonal.

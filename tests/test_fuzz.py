@@ -15,6 +15,7 @@ import wave
 import numpy as np
 import pytest
 from helpers import runs
+from helpers.cases import soak
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
@@ -83,9 +84,7 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize(
-  "rounds", [100, pytest.param(1200, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("rounds", [100, soak(1200)])
 @pytest.mark.parametrize("name", FILES)
 def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
   rng = random.Random(rounds)
@@ -121,9 +120,7 @@ def other_value(rng, value):
   return type(value)(number)
 
 
-@pytest.mark.parametrize(
-  "rounds", [3, pytest.param(1000, marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("rounds", [3, soak(1000)])
 def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
   rng = random.Random(rounds)
   settings = runs.tiny().to_dict()

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 from helpers import runs, small_data
+from helpers.cases import soak
 from safetensors import safe_open
 
 from benchmarks import record
@@ -53,9 +54,7 @@ def test_weights_are_as_trained_and_name_no_path(name, capfd):
   assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-  "name", ["digits", *(pytest.param(x, marks=pytest.mark.soak) for x in SLOW)]
-)
+@pytest.mark.parametrize("name", ["digits", *(soak(x) for x in SLOW)])
 def test_weights_score_what_their_card_says(name, tmp_path):
   words = []
   if name != "digits":

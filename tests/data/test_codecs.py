@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.io.wavfile
 from helpers import small_data
+from helpers.errors import refused
 from hypothesis import strategies
 
 from sparse_transformer.data import codecs, files
@@ -40,6 +41,7 @@ def riff(*chunks, form=(1, 1, 12_000, 24_000, 2, 16), more=b"", name=b"RIFF"):
     claimed = size[0] if size else len(part)
     content += name_of + struct.pack(order + "I", claimed) + part
     content += bytes(len(part) % 2)
+
   return name + struct.pack(order + "I", 4 + len(content)) + b"WAVE" + content
 
 
@@ -72,6 +74,7 @@ def test_several_sequences_are_saved(tmp_path):
   sequences = np.random.RandomState(0).randint(0, 4, (3, 150)).astype(np.uint8)
   (path,) = codecs.Text().save(tmp_path / "samples", sequences)
   parts = path.read_bytes().split(codecs.RULE)
+
   assert parts == [row.tobytes() for row in sequences]
   (path,) = codecs.Fasta().save(tmp_path / "samples", sequences)
   assert max(map(len, path.read_text().splitlines())) == 70
@@ -145,6 +148,7 @@ def bases_by_line(data, separator):
   """What `Fasta` reads, an object for each line."""
   lines = [x.strip() for x in data.removeprefix(b"\xef\xbb\xbf").splitlines()]
   lines = [line for line in lines if line and not line.startswith(b";")]
+
   assert lines[0].startswith(b">")
   end = b"" if separator is None else b"\n"
   parts = [end if line.startswith(b">") else line for line in lines[1:]]
@@ -155,6 +159,7 @@ def bases_by_line(data, separator):
     here = np.flatnonzero(letters == ord(letter))
     drawn = random.randint(len(bases), size=len(here))
     letters[here] = [ord(bases[i]) for i in drawn]
+
   return [b"ACGT\n".index(x) for x in letters]
 
 
@@ -167,8 +172,11 @@ LINES = (
   b" ",
   b"acgtuACGTU",
   b"NNN",
+  b"RYSWKMBDHVN",
+  b"\tGA\x0b",
+  b"AC GT",
+  b"acgtnryACGT" * 9,
 )
-LINES += b"RYSWKMBDHVN", b"\tGA\x0b", b"AC GT", b"acgtnryACGT" * 9
 
 
 @hypothesis.given(
@@ -201,15 +209,10 @@ def test_long_genome_needs_little_more_memory_than_its_letters():
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
-  assert len(found) == 12_000_001 and found[-1] == 4
+
+  assert len(found) == 12_000_001
+  assert found[-1] == 4
   assert peak < 4 * len(found)  # with an object for each line, 7 times
-
-
-@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
-def test_bases_of_all_records(end):
-  text = b"\xef\xbb\xbf>one\nACGT\nacgu\n\n>two\n;comment\nTT\n"
-  found = codecs.Fasta().decode(text.replace(b"\n", end), "x.fasta")
-  np.testing.assert_array_equal(found, [0, 1, 2, 3, 0, 1, 2, 3, 3, 3])
 
 
 def test_letters_may_end_in_a_newline_of_an_editor():
@@ -221,13 +224,15 @@ def test_separator_follows_each_document(tmp_path):
   codec = codecs.Fasta(4)
   text = b">one\nACG\nT\n>two\n;comment\nTT\n"
   found = codec.decode(text, "x.fasta")
+
   np.testing.assert_array_equal(found, [0, 1, 2, 3, 4, 3, 3, 4])
-  assert codec.vocab_size == 5 and codecs.Fasta().vocab_size == 4
+  assert codec.vocab_size == 5
+  assert codecs.Fasta().vocab_size == 4
   (path,) = codec.save(tmp_path / "samples", found[None, :-1])
   np.testing.assert_array_equal(codec.decode(path.read_bytes(), path), found)
   found = codecs.Text(0).decode(b"ab", "x")
   np.testing.assert_array_equal(found, [97, 98, 0])
-  with pytest.raises(ValueError, match="x has byte 0 at 1, .*documents=True"):
+  with refused("x has byte 0 at 1, .*documents=True"):
     codecs.Text(0).decode(b"a\0b", "x")
 
 
@@ -249,8 +254,11 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   text = b">x\n" + b"N" * 4000 + b"R" * 100 + b"A"
   found = codecs.Fasta().decode(text, "x.fasta")
   counts = np.bincount(found[:4000], minlength=4)
-  assert counts.min() > 900 and counts.sum() == 4000
-  assert set(found[4000:4100]) == {0, 2} and found[4100] == 0
+
+  assert counts.min() > 900
+  assert counts.sum() == 4000
+  assert set(found[4000:4100]) == {0, 2}
+  assert found[4100] == 0
   np.testing.assert_array_equal(found, codecs.Fasta().decode(text, "x.fasta"))
   assert "4,000 N, 100 R" in capsys.readouterr().err
 
@@ -296,12 +304,14 @@ def test_header_tells_where_the_sound_is(data, line, capfd):
   found = codecs.Audio(12_000).decode(data, "x.wav")
   np.testing.assert_array_equal(found, codecs.compress(LEVELS / 32768))
   lines = capfd.readouterr().err
-  assert line in lines and bool(line) == bool(lines)
+  assert line in lines
+  assert bool(line) == bool(lines)
 
 
 def test_sound_has_the_same_levels_in_every_format():
   sound = np.random.RandomState(0).randint(-128, 128, 400)
   expected = codecs.compress(sound / 128)
+
   assert codecs.compress(np.zeros(1)) == 128  # silence
   for bits in (8, 16, 24, 32):
     width = bits // 8
@@ -312,6 +322,7 @@ def test_sound_has_the_same_levels_in_every_format():
     data = riff((b"data", content.tobytes()), form=form)
     found = codecs.Audio(12_000).decode(data, "x.wav")
     np.testing.assert_array_equal(found, expected)
+
   for dtype in "<f4", "<f8":
     found = codecs.Audio(12_000).decode(wav((sound / 128).astype(dtype)), "x")
     np.testing.assert_array_equal(found, expected)
@@ -324,6 +335,7 @@ def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
     found = codec.decode(data, tmp_path / f"{i}.wav")
     clipped = codecs.compress(np.array([0.5, 1, -1]))
     np.testing.assert_array_equal(found, clipped)
+
   assert capfd.readouterr().err == (
     f"warning: {tmp_path}/0.wav has samples beyond -1..1, and so may others:"
     " they are clipped\n"
@@ -339,30 +351,16 @@ def test_sound_of_no_samples_is_none():
 def test_mu_law_is_monotonic_and_invertible():
   levels = np.arange(256, dtype=np.uint8)
   wave = codecs.expand(levels)
+
   np.testing.assert_array_equal(codecs.compress(wave), levels)
   assert (np.diff(wave) > 0).all()
   np.testing.assert_allclose(wave[[0, -1]], [-1, 1])
+
   # ln(1 + 255 x) / ln 256, rounded to 255 steps of [-1, 1].
   level = round((np.log(1 + 255 * 0.1) / np.log(256) + 1) / 2 * 255)
   found = codecs.compress(np.array([0.1, 7.0, -7.0]))
+
   np.testing.assert_array_equal(found, [level, 255, 0])
-
-
-@pytest.mark.parametrize(
-  "dtype, scale, offset",
-  [
-    (np.uint8, 128, 128),
-    (np.int16, 2**15 - 1, 0),
-    (np.int32, 2**31 - 1, 0),
-    (np.float32, 1, 0),
-    (np.float64, 1, 0),
-  ],
-)
-def test_sound_is_the_same_in_every_dtype(dtype, scale, offset):
-  wave = tone(12_000)
-  data = wav(np.round(wave * scale + offset, 12 * (scale == 1)).astype(dtype))
-  found = codecs.expand(codecs.Audio(12_000).decode(data, "x.wav"))
-  np.testing.assert_allclose(found, wave, atol=0.02)
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])

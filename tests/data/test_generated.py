@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from helpers.small_data import config
+from helpers.cases import soak
+from helpers.small_data import source_of
 
 from configs import repeat
 from sparse_transformer import data, patterns
@@ -11,7 +12,7 @@ from sparse_transformer.training.experiment import Experiment
 
 def sequences(name, split="test", **changes):
   """The sequences of a split, uint8 [number, length]."""
-  source = data.source(config(name, **changes))
+  source = source_of(name, **changes)
   return source.load()[split].reshape(-1, source.length)
 
 
@@ -30,8 +31,10 @@ def test_every_key_is_asked_once_and_answered_by_its_value():
   for found in sequences("recall", length=20, pairs=3)[:100]:
     shown, asked = (part.reshape(3, 2) for part in (found[:6], found[14:]))
     assert not found[6:14].any()
-    assert dict(shown) == dict(asked) and len(dict(shown)) == 3
-    assert {*shown[:, 0]} == {1, 2, 3} and {*shown[:, 1]} <= {4, 5, 6}
+    assert dict(shown) == dict(asked)
+    assert len(dict(shown)) == 3
+    assert {*shown[:, 0]} == {1, 2, 3}
+    assert {*shown[:, 1]} <= {4, 5, 6}
 
 
 @pytest.mark.parametrize(
@@ -49,13 +52,18 @@ def test_optimum_is_the_entropy_of_the_sequences(name, changes):
   found = sequences(name, "train", **changes)
   number = np.unique(found.view(np.uint64), return_counts=True)[1]
   share = number / number.sum()
-  optimum = data.source(config(name, **changes)).optimum
+  optimum = source_of(name, **changes).optimum
   assert -(share * np.log2(share)).sum() / 8 == pytest.approx(optimum, abs=2e-3)
 
 
 @pytest.mark.parametrize("name", ["repeat", "recall"])
 def test_splits_share_no_sequence(name):
-  changes = dict(length=64, columns=64, period=32, pairs=16)
+  changes = dict(
+    length=64,
+    columns=64,
+    period=32,
+    pairs=16,
+  )
   splits = [{*map(bytes, sequences(name, s, **changes))} for s in data.SPLITS]
   assert len(set.union(*splits)) == sum(map(len, splits)) == 2**16 + 2**13
 
@@ -66,13 +74,17 @@ def test_splits_share_no_sequence(name):
   "pattern, sees",
   [
     ("Local(8) | Strided(32, offset=1)", True),
-    pytest.param("Local(8) | Strided(32)", False, marks=pytest.mark.soak),
-    pytest.param("Local(16)", False, marks=pytest.mark.soak),
+    soak("Local(8) | Strided(32)", False),
+    soak("Local(16)", False),
   ],
 )
 @pytest.mark.soak
 def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
-  changes = dict(length=256, columns=32, period=32)
+  changes = dict(
+    length=256,
+    columns=32,
+    period=32,
+  )
   changes = {f"data.{name}": value for name, value in changes.items()}
   changes |= {"train.batch_size": 4, "train.steps": 40}
   changes |= {"optimizer.learning_rate": 0.03, "optimizer.warmup_steps": 10}
@@ -81,10 +93,12 @@ def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   settings.update_from_flattened_dict(changes)
   experiment = Experiment(settings)
   q, k = np.nonzero(patterns.analysis.reach(experiment.model.patterns, 256))
+
   # Key k holds symbol k - 1, and the first key none.
   assert np.any((k > 0) & ((q + 1 - k) % 32 == 0)) == sees
   state = experiment.first_state()
   for step in range(40):  # each batch is new
     state, measured = experiment.update(state, experiment.batch(step))
   bits = measured["nats"] / np.log(2)
+
   assert bits < 0.5 + 0.05 if sees else bits > 3.9  # the optimum, and chance

@@ -9,7 +9,8 @@ import PIL.Image
 import PIL.ImageFile
 import pytest
 from helpers import small_data
-from helpers.small_data import config
+from helpers.errors import refused
+from helpers.small_data import source_of
 
 from sparse_transformer import data
 
@@ -17,8 +18,9 @@ from sparse_transformer import data
 def test_digits_are_split_without_overlap():
   import sklearn.datasets
 
-  source = data.source(config("digits"))
+  source = source_of("digits")
   splits = [list(map(bytes, source.examples(k))) for k in data.SPLITS]
+
   assert [len(split) for split in splits] == [1397, 200, 200]
   images = sklearn.datasets.load_digits().images.astype(np.uint8)
   # No two digits are equal, so equal sorted lists mean no overlap.
@@ -26,7 +28,9 @@ def test_digits_are_split_without_overlap():
   assert len(set(map(bytes, images))) == 1797
   # Checkpoints record the digest.
   assert source.digest() == dict(
-    images=1397, splits=[1397, 200, 200], crc32="2c7e37fb"
+    images=1397,
+    splits=[1397, 200, 200],
+    crc32="2c7e37fb",
   )
 
 
@@ -43,7 +47,7 @@ def arrays(tmp_path, monkeypatch):
 
 def test_imagenet64_is_read_from_arrays(tmp_path, arrays):
   train, valid = arrays
-  source = data.source(config("imagenet64", tmp_path))
+  source = source_of("imagenet64", tmp_path)
   assert_splits(source, train[:3], train[3:], valid)
 
 
@@ -51,13 +55,15 @@ def test_arrays_are_splits_by_their_names(tmp_path, arrays):
   train, valid = arrays
   np.save(tmp_path / "imagenet64-train.npy", train)
   np.save(tmp_path / "imagenet64-valid.npy", valid)
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
+
   assert source.shape == (64, 64, 3)
   assert_splits(source, train, valid)
   assert source.load()["test"] is source.load()["validation"]
+
   np.save(tmp_path / "imagenet64-valid.npy", valid[:, :9])
-  with pytest.raises(ValueError, match="valid.npy.* have images of diff"):
-    data.source(config("images", tmp_path))
+  with refused("valid.npy.* have images of diff"):
+    source_of("images", tmp_path)
 
 
 PIXELS = np.random.RandomState(0).randint(0, 256, (12, 5, 6, 3), np.uint8)
@@ -70,23 +76,26 @@ def test_pictures_and_their_array_give_the_same_sequences(tmp_path, pixels):
   small_data.write_pictures(tmp_path / "there", pixels[7:])
   (tmp_path / "notes.txt").write_text("x")
   np.save(tmp_path / "x.npy", pixels)
-  found = [
-    data.source(config("images", p)) for p in (tmp_path, tmp_path / "x.npy")
-  ]
+  found = [source_of("images", p) for p in (tmp_path, tmp_path / "x.npy")]
+
   for source in found:
     assert source.shape == (5, 6, 3 if pixels.ndim == 4 else 1)
     assert_splits(source, *np.split(pixels[ORDER], [6, 9]))
-  digest, there = found[0].digest(), tmp_path / "there"
+
+  digest = found[0].digest()
+  there = tmp_path / "there"
   (there / "001.png").replace(there / "000.png")
-  assert data.source(config("images", tmp_path)).digest() != digest
+
+  assert source_of("images", tmp_path).digest() != digest
 
 
 def test_gray_picture_among_others_has_three_equal_channels(tmp_path):
   small_data.write_pictures(tmp_path, PIXELS)
   small_data.write_pictures(tmp_path, PIXELS[:1, ..., 0], ".z.png")
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
   found = [bytes(x) for split in data.SPLITS for x in source.examples(split)]
-  assert len(found) == 13 and bytes(PIXELS[0, ..., 0].repeat(3)) in found
+  assert len(found) == 13
+  assert bytes(PIXELS[0, ..., 0].repeat(3)) in found
 
 
 def test_classes_in_turn_are_in_all_splits(tmp_path):
@@ -97,22 +106,24 @@ def test_classes_in_turn_are_in_all_splits(tmp_path):
     small_data.write_pictures(folder / f"{i:03}", [image])
   np.save(tmp_path / "x.npy", pixels)
   for path in tmp_path, tmp_path / "x.npy":
-    source = data.source(config("images", path, fractions=(0.8, 0.1, 0.1)))
+    source = source_of("images", path, fractions=(0.8, 0.1, 0.1))
     for split in data.SPLITS:
       classes = {int(x[0]) for x in source.examples(split)}
       assert len(classes) >= 9, (path, split)
+
   # Splits that names tell are in order.
   for name in "train", "val":
     (folder := tmp_path / "named" / name).mkdir(parents=True)
     np.save(folder / "x.npy", pixels)
-  source = data.source(config("images", tmp_path / "named"))
+  source = source_of("images", tmp_path / "named")
+
   assert_splits(source, pixels, pixels, pixels)
 
 
 def test_clips_are_cut_in_the_order_of_time(tmp_path, capfd):
   clips = PIXELS.reshape(12, 90)[:, :80].reshape(12, 20, 4)[..., None]
   np.save(tmp_path / "x.npy", clips)
-  source = data.source(config("images", tmp_path / "x.npy"))
+  source = source_of("images", tmp_path / "x.npy")
   assert source.frames == 5
   assert_splits(source, *np.split(clips, [6, 9]))
   assert "clips of 5 frames are split in their order" in capfd.readouterr().err
@@ -144,62 +155,59 @@ PLANES = PIXELS[:, :, :5].transpose(0, 3, 1, 2)
 )
 def test_array_that_may_be_other_images_is_refused(tmp_path, array):
   np.save(tmp_path / "x.npy", array)
-  with pytest.raises(ValueError, match="x.npy (holds|is damaged)") as error:
-    data.source(config("images", tmp_path / "x.npy"))
+  with refused("x.npy (holds|is damaged)") as error:
+    source_of("images", tmp_path / "x.npy")
   if array.size:
     assert "of planes, as CIFAR-10" in str(error.value)
 
 
-def test_advice_on_flat_rows_gives_the_images():
-  rows, columns = 8, 8
-  colors = (255, 0, 0), (9, 8, 7)
-  x = np.array([[np.full(64, level) for level in c] for c in colors])
-  x = x.reshape(2, -1)
-  found = x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)
-  assert found.shape == (2, 8, 8, 3) and (found[1] == colors[1]).all()
-  x = np.tile(colors[1], (2, 64))
-  assert (x.reshape(-1, rows, columns, 3) == colors[1]).all()
+def test_advice_on_planes_gives_the_images(tmp_path):
+  planes = PIXELS.transpose(0, 3, 1, 2).reshape(12, -1)
+  np.save(tmp_path / "x.npy", planes)
+  with refused("x.npy holds") as error:
+    source_of("images", tmp_path / "x.npy")
+
+  advice = str(error.value).rpartition("are published, ")[2]
+  found = eval(advice, dict(x=planes, rows=5, columns=6))
+  np.testing.assert_array_equal(found, PIXELS)
 
 
 def test_array_whose_last_axis_may_count_is_told(tmp_path, capfd):
   np.save(tmp_path / "x.npy", PIXELS[..., 0].transpose(1, 2, 0))
-  source = data.source(config("images", tmp_path / "x.npy"))
+  source = source_of("images", tmp_path / "x.npy")
+
   assert source.shape == (6, 12, 1)
   told = "x.npy: read as 5 gray images of 6 x 12; if its last axis counts them"
   assert told in capfd.readouterr().err
   np.save(tmp_path / "y.npy", PIXELS[..., 0])
-  assert data.source(config("images", tmp_path / "y.npy")).shape == (5, 6, 1)
+  assert source_of("images", tmp_path / "y.npy").shape == (5, 6, 1)
   told = "y.npy: read as 12 gray images of 5 x 6; if its last axis counts them"
   assert told in capfd.readouterr().err
 
 
 def test_array_in_the_order_of_columns_is_the_same(tmp_path):
   np.save(tmp_path / "x.npy", np.asfortranarray(PIXELS))
-  source = data.source(config("images", tmp_path / "x.npy"))
+  source = source_of("images", tmp_path / "x.npy")
   assert_splits(source, *np.split(PIXELS[ORDER], [6, 9]))
 
 
 def test_arrays_of_any_name_are_read_where_no_pictures_are(tmp_path):
   np.save(tmp_path / "train-images.npy", PIXELS)
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
   assert_splits(source, *np.split(PIXELS[ORDER], [6, 9]))
   np.save(tmp_path / "train-labels.npy", np.arange(12))
-  with pytest.raises(
-    ValueError, match=r"labels.npy holds int64 \(12,\); images"
-  ):
-    data.source(config("images", tmp_path))
+  with refused(r"labels.npy holds int64 \(12,\); images"):
+    source_of("images", tmp_path)
   small_data.write_pictures(tmp_path / "below", PIXELS[:, :4])
-  assert data.source(config("images", tmp_path)).shape == (4, 6, 3)
+  assert source_of("images", tmp_path).shape == (4, 6, 3)
 
 
 @pytest.mark.parametrize("name", ["x.npz", "x-idx3-ubyte", "x.png", "x.mat"])
 def test_file_of_another_kind_is_refused(tmp_path, name):
   np.savez(path := tmp_path / "x.npz", x=PIXELS)
   path = path.rename(tmp_path / name)
-  with pytest.raises(
-    ValueError, match=f"{name} must be a folder of PNG or JPEG"
-  ):
-    data.source(config("images", path))
+  with refused(f"{name} must be a folder of PNG or JPEG"):
+    source_of("images", path)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "MPO", "PNG"])
@@ -215,7 +223,7 @@ def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind, orientation):
   more = dict(save_all=True, append_images=[photo]) if kind == "MPO" else {}
   for i in range(4):
     photo.save(tmp_path / f"{i}{name}", kind, exif=exif, **more)
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
   # Where the tag puts the first row and the first column, by its definition.
   turned = {
     1: image,
@@ -227,6 +235,7 @@ def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind, orientation):
     7: image.T[::-1, ::-1],
     8: image.T[::-1],
   }[orientation]
+
   assert source.shape == (*turned.shape, 1)
   found = source.examples("train")[0].reshape(turned.shape)
   np.testing.assert_allclose(found, turned, atol=5)
@@ -245,7 +254,8 @@ def test_size_of_a_photo_is_read_without_its_pixels(tmp_path, monkeypatch):
     "load",
     lambda self: (decoded.append(self), load(self))[1],
   )
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
+
   assert source.shape == (16, 8, 1)
   source.digest()
   assert not decoded
@@ -262,25 +272,26 @@ DEEP = (
 
 def test_picture_that_would_lose_something_is_rejected(tmp_path):
   PIL.Image.new("RGB", (4, 5)).save(tmp_path / "0.png", transparency=(0, 0, 0))
-  with pytest.raises(ValueError, match="0.png has the color mode RGBA; conv"):
-    data.source(config("images", tmp_path))
+  with refused("0.png has the color mode RGBA; conv"):
+    source_of("images", tmp_path)
   (tmp_path / "0.png").write_bytes(base64.b64decode(DEEP))
-  with pytest.raises(ValueError, match="0.png has the color mode RGB;16; conv"):
-    data.source(config("images", tmp_path))
+  with refused("0.png has the color mode RGB;16; conv"):
+    source_of("images", tmp_path)
 
   frames = [PIL.Image.new("L", (4, 5), level) for level in (0, 9)]
   more = dict(save_all=True, append_images=frames[1:])
   frames[0].save(tmp_path / "0.png", **more)
-  with pytest.raises(ValueError, match="0.png has the color mode L, 2 times"):
-    data.source(config("images", tmp_path))
+  with refused("0.png has the color mode L, 2 times"):
+    source_of("images", tmp_path)
   for mode in "1", "P", "LA", "RGBA", "I;16":
     PIL.Image.new(mode, (4, 5)).save(tmp_path / "0.png")
-    with pytest.raises(ValueError, match=f"0.png has the color mode {mode}"):
-      data.source(config("images", tmp_path))
+    with refused(f"0.png has the color mode {mode}"):
+      source_of("images", tmp_path)
+
   (tmp_path / "0.png").unlink()
   PIL.Image.new("CMYK", (4, 5)).save(tmp_path / "0.jpg")
-  with pytest.raises(ValueError, match="0.jpg has the color mode CMYK; conv"):
-    data.source(config("images", tmp_path))
+  with refused("0.jpg has the color mode CMYK; conv"):
+    source_of("images", tmp_path)
 
 
 @pytest.mark.parametrize("bits", [2, 4])
@@ -298,9 +309,11 @@ def test_gray_of_few_bits_is_scaled_to_eight(tmp_path, bits):
   ):
     crc = struct.pack(">I", zlib.crc32(name + part))
     content += struct.pack(">I", len(part)) + name + part + crc
+
   for i in range(4):
     (tmp_path / f"{i}.png").write_bytes(content)
-  source = data.source(config("images", tmp_path))
+  source = source_of("images", tmp_path)
+
   assert source.shape == (*levels.shape, 1)
   expected = levels.ravel() * 255 // (2**bits - 1)
   np.testing.assert_array_equal(source.examples("train")[0], expected)
@@ -310,7 +323,7 @@ def test_doubts_of_pillow_are_a_line_that_names_the_picture(tmp_path, capfd):
   small_data.write_pictures(tmp_path, PIXELS)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 20)
-    source = data.source(config("images", tmp_path))
+    source = source_of("images", tmp_path)
     list(source.examples("train"))
   lines = capfd.readouterr().err.splitlines()
   assert len(lines) == 12
@@ -319,34 +332,39 @@ def test_doubts_of_pillow_are_a_line_that_names_the_picture(tmp_path, capfd):
 
 def test_unsound_picture_is_an_error_that_names_it(tmp_path):
   small_data.write_pictures(tmp_path, PIXELS)
-  source, number = data.source(config("images", tmp_path)), ORDER[8]
+  source = source_of("images", tmp_path)
+  number = ORDER[8]
   path = tmp_path / f"{number:03}.png"
   content = path.read_bytes()
   PIL.Image.fromarray(PIXELS[0, :4]).save(path)
   message = r"has .*\(4, 6, 3\), but .*000.png has \(5, 6, 3\); all"
-  with pytest.raises(ValueError, match=f"{path} {message}"):
+  with refused(f"{path} {message}"):
     source.examples("test")
   path.write_bytes(content[:-30])
-  with pytest.raises(ValueError, match=f"{path} is damaged"):
+  with refused(f"{path} is damaged"):
     list(source.examples("validation"))
   gray = tmp_path / "gray"
   small_data.write_pictures(gray, [*PIXELS[:3, ..., 0], *PIXELS[:3]])
-  with pytest.raises(
-    ValueError, match=r"00.\.png has .*\(5, 6, 3\), .*\(5, 6, 1\)"
-  ):
-    data.source(config("images", gray)).examples("train")
+  with refused(r"00.\.png has .*\(5, 6, 3\), .*\(5, 6, 1\)"):
+    source_of("images", gray).examples("train")
 
 
 def test_array_that_is_missing_or_claims_too_much_is_named(tmp_path, arrays):
   path = tmp_path / "valid_64x64.npy"
   with path.open("wb") as file:
-    header = dict(descr="|u1", fortran_order=False, shape=(2**40, 64, 64, 3))
+    header = dict(
+      descr="|u1",
+      fortran_order=False,
+      shape=(2**40, 64, 64, 3),
+    )
     np.lib.format.write_array_header_1_0(file, header)
-  with pytest.raises(ValueError, match=f"{path} is damaged"):
-    data.source(config("imagenet64", tmp_path)).examples("test")
+
+  with refused(f"{path} is damaged"):
+    source_of("imagenet64", tmp_path).examples("test")
   path.unlink()
+
   with pytest.raises(FileNotFoundError, match=f"{path}"):
-    data.source(config("imagenet64", tmp_path)).examples("test")
+    source_of("imagenet64", tmp_path).examples("test")
 
 
 @pytest.mark.parametrize(
@@ -363,22 +381,22 @@ def test_imagenet64_of_other_than_its_images_is_refused(
   tmp_path, arrays, change
 ):
   np.save(tmp_path / "valid_64x64.npy", change(arrays[1]))
-  with pytest.raises(ValueError, match="valid_64x64.npy hold"):
-    data.source(config("imagenet64", tmp_path)).examples("train")
+  with refused("valid_64x64.npy hold"):
+    source_of("imagenet64", tmp_path).examples("train")
 
 
 def test_imagenet64_needs_more_than_the_images_held_out(tmp_path, arrays):
   np.save(tmp_path / "train_64x64.npy", arrays[0][:2])
-  with pytest.raises(ValueError, match="the train split is empty"):
-    data.source(config("imagenet64", tmp_path)).examples("train")
+  with refused("the train split is empty"):
+    source_of("imagenet64", tmp_path).examples("train")
 
 
 def test_digest_covers_every_byte_of_the_files(tmp_path, arrays):
-  digests = [data.source(config("imagenet64", tmp_path)).digest()]
+  digests = [source_of("imagenet64", tmp_path).digest()]
   for name in ("train_64x64.npy", "valid_64x64.npy"):
     content = bytearray((tmp_path / name).read_bytes())
     content[-7000] ^= 1
     (tmp_path / name).write_bytes(content)
-    digests.append(data.source(config("imagenet64", tmp_path)).digest())
+    digests.append(source_of("imagenet64", tmp_path).digest())
   assert {digest["images"] for digest in digests} == {3}
   assert len({digest["crc32"] for digest in digests}) == 3

@@ -4,7 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from helpers import small_data
+from helpers.errors import refused
+from helpers.small_data import source_of
 
 from sparse_transformer import data
 from sparse_transformer.data.listops import SYMBOLS, example
@@ -36,7 +37,9 @@ def value_of(text):
 
 def sizes_of(text):
   """Depth of the tree, and numbers of arguments of its operations."""
-  counts, depth, found = [0], 1, []
+  counts = [0]
+  depth = 1
+  found = []
   for symbol in text.split():
     if symbol == "]":
       found.append(counts.pop())
@@ -45,6 +48,7 @@ def sizes_of(text):
     depth = max(depth, len(counts))
     if symbol.startswith("["):
       counts.append(0)
+
   assert counts == [1]
   return depth, found
 
@@ -55,16 +59,22 @@ def sizes_of(text):
 def test_label_is_the_value_of_an_expression_within_bounds(least, most, number):
   assert value_of("[SM 9 [MAX 2 7 5 ] [MIN 3 [MED 8 4 6 ] ] 4 ]") == 3
   assert value_of("[MED 9 1 2 4 ]") == 3
-  depths, counts, labels = set(), set(), set()
+
+  depths = set()
+  counts = set()
+  labels = set()
   for i in range(number):
     symbols, label = example(least, most, "train", i)
-    assert symbols.dtype == np.uint8 and symbols.min() > 0  # padding
+    # padding
+    assert symbols.dtype == np.uint8
+    assert symbols.min() > 0
     assert least <= len(symbols) <= most
     assert value_of(text_of(symbols)) == label
     depth, args = sizes_of(text_of(symbols))
     depths.add(depth)
     counts |= {*args}
     labels.add(label)
+
   assert counts == {*range(2, 11)}
   assert max(depths) == 10 if least == 500 else len(labels) == 10
 
@@ -76,32 +86,39 @@ def test_operations_and_their_arguments_are_drawn_evenly():
   digits = np.bincount(np.concatenate(examples))[1:11]
   assert abs(digits / digits.mean() - 1).max() < 0.1
   counts = np.bincount([n for x in examples for n in sizes_of(text_of(x))[1]])
-  assert len(counts) == 11 and abs(counts[2:] / counts[2:].mean() - 1).max() < 1
+  assert len(counts) == 11
+  assert abs(counts[2:] / counts[2:].mean() - 1).max() < 1
 
 
 def test_examples_are_a_function_of_split_and_index():
   # They are the same in every version.
   symbols, label = example(6, 12, "test", 2)
-  assert text_of(symbols) == "[MIN 2 0 [SM 0 3 5 0 ] 3 3 ]" and label == 0
+  assert text_of(symbols) == "[MIN 2 0 [SM 0 3 5 0 ] 3 3 ]"
+  assert label == 0
   keys = [(split, i) for split in data.SPLITS for i in (0, 1)]
   texts = {bytes(example(20, 60, *key)[0]) for key in keys}
   assert len(texts) == len(keys)
 
 
 def test_source_has_rows_with_labels():
-  source = data.source(small_data.config("listops"))
-  assert source.vocab_size == len(SYMBOLS) and len(source.classes) == 10
+  source = source_of("listops")
+  assert source.vocab_size == len(SYMBOLS)
+  assert len(source.classes) == 10
+
   for split, number in zip(data.SPLITS, (9, 3, 3), strict=True):
     rows = source.examples(split)
     assert len(rows) == number
     for i, (*symbols, label, count) in enumerate(rows):
       text = text_of(symbols)
-      assert count == len(text.split()) and value_of(text) == label
+      assert count == len(text.split())
+      assert value_of(text) == label
       assert label == source.load()[split][i][1]
-  other = data.source(small_data.config("listops", length=24))
+
+  other = source_of("listops", length=24)
+
   assert source.digest() != other.digest()
 
 
 def test_bounds_that_no_expression_has_are_an_error():
-  with pytest.raises(ValueError, match="none of 50 .* 2 to 3 symbols"):
+  with refused("none of 50 .* 2 to 3 symbols"):
     example(2, 3, "train", 0, draws=50)

@@ -7,6 +7,8 @@ import hypothesis
 import numpy as np
 import pytest
 from helpers import small_data
+from helpers.errors import refused
+from helpers.small_data import source_of
 from hypothesis import strategies
 
 from sparse_transformer import data
@@ -33,6 +35,7 @@ def source(config):
     if factory.__module__.startswith("sparse_transformer."):
       raise
     pytest.skip(str(error))  # a source of yours without small data
+
   return source
 
 
@@ -49,6 +52,7 @@ def check_windows(source, split, min_context):
     assert not scored[len(here) :].any()
     assert i == 0 or not scored[:min_context].any()
     count[first : first + source.length] += scored[: len(here)]
+
   np.testing.assert_array_equal(count, 1)
 
 
@@ -65,14 +69,17 @@ def test_geometry_and_vocabulary_fit_the_data(source, config):
   # Images of any size are the exception: the first one has to be there.
   path = config.path and "/nowhere"
   path = config.path if config.name == "images" else path
-  without_data = data.source(small_data.config(config.name, path))
+  without_data = source_of(config.name, path)
+
   for name in ("shape", "length", "vocab_size", "unit"):
     assert getattr(without_data, name) == getattr(source, name)
   assert 0 <= np.prod(source.shape) - source.length < source.shape[1]
+
   for split in data.SPLITS:
     example = source.examples(split)[0]
     dtype = np.min_scalar_type(source.vocab_size - 1)
     assert (example.shape, example.dtype) == ((source.length,), dtype)
+
   assert symbols(source, "test").max() < source.vocab_size
 
 
@@ -91,6 +98,7 @@ def test_examples_are_a_lazy_sequence(source):
     text = source.load()["test"]
     expected = np.lib.stride_tricks.sliding_window_view(text, source.length)
     np.testing.assert_array_equal(in_order, expected)
+
   assert len(in_order) == len(examples)
   np.testing.assert_array_equal(examples[-1], in_order[-1])
   np.testing.assert_array_equal(examples[np.int64(1)], in_order[1])
@@ -109,6 +117,7 @@ def test_batches_of_a_source_are_a_function_of_seed_and_step(source):
   for step in steps:
     batch = np.stack([examples[i] for i in numbers[step]])
     np.testing.assert_array_equal(batches[step], batch)
+
   assert any((numbers[step] != others[step]).any() for step in steps)
 
 
@@ -116,6 +125,7 @@ def test_digest_depends_on_the_data_only(source, config):
   digest = source.digest()
   assert digest == data.source(config).digest()
   assert re.fullmatch("[0-9a-f]{8}", digest["crc32"])
+
   if isinstance(source, data.Images):
     sizes = [len(source.examples(split)) for split in data.SPLITS]
     assert digest["images"] == sizes[0]
@@ -123,12 +133,13 @@ def test_digest_depends_on_the_data_only(source, config):
     sizes = [len(source.load()[split]) for split in data.SPLITS]
     crc32 = f"{zlib.crc32(small_data.contents(source)):08x}"
     assert (digest["symbols"], digest["crc32"]) == (sum(sizes), crc32)
+
   assert digest["splits"] == sizes
 
 
 def test_unknown_split_is_an_error_that_lists_the_known_ones(source):
   for method in (source.examples, source.windows):
-    with pytest.raises(ValueError, match="'dev'; known: train, validation,"):
+    with refused("'dev'; known: train, validation,"):
       method("dev")
 
 
@@ -153,7 +164,7 @@ def test_windows_of_any_size_score_each_symbol_once(size, length, min_context):
 def test_split_shorter_than_a_window_is_scored_but_not_trained_on():
   source = stream(5, 13)
   check_windows(source, "train", 4)
-  with pytest.raises(ValueError, match=r"train has 5 symbols.*length=13.*use"):
+  with refused(r"train has 5 symbols.*length=13.*use"):
     source.examples("train")
 
 
@@ -177,8 +188,9 @@ def test_each_epoch_has_each_example_once_in_a_new_order(batch_size):
 def test_vocabularies_and_units():
   found = {}
   for name in {*UNLABELLED} - {"images"}:
-    source = data.source(small_data.config(name))
+    source = source_of(name)
     found.setdefault((source.vocab_size, source.unit), set()).add(name)
+
   assert found == {
     (17, "bits/dim"): {"digits"},
     (256, "bits/dim"): {"cifar10", "cifar10_distaug", "imagenet64"},
@@ -192,7 +204,7 @@ def test_vocabularies_and_units():
 
 
 def test_name_of_two_sources_is_an_error():
-  with pytest.raises(ValueError, match="'digits' is already registered"):
+  with refused("'digits' is already registered"):
     data.register("digits")
 
 
@@ -213,5 +225,5 @@ def test_examples_must_fit_the_source(size, label, phrase):
   source = data.Sequences(
     4, (2, 2), 7, ("a", "b"), lambda: dict.fromkeys(data.SPLITS, examples)
   )
-  with pytest.raises(ValueError, match=phrase):
+  with refused(phrase):
     source.examples("train")[0]

@@ -41,6 +41,11 @@ def config(name, path="", **changes):
   return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
 
 
+def source_of(name, path="", **changes):
+  """The source of a config."""
+  return data.source(config(name, path, **changes))
+
+
 def contents(source):
   """All bytes of the three splits of a stream, in order."""
   return b"".join(source.load()[split].tobytes() for split in data.SPLITS)

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 from helpers import runs
+from helpers.errors import refused
 
 from configs import digits
 from sparse_transformer.targets import compilers, hardware, worker
@@ -43,7 +44,7 @@ def test_missing_compiler_names_the_command_that_installs_it(
 ):
   monkeypatch.setenv(compilers.VARIABLE, str(tmp_path))
   for compiler in ("cuda", "tpu"):
-    with pytest.raises(ValueError, match="`make targets`"):
+    with refused("`make targets`"):
       compilers.python(compiler)
 
 
@@ -53,6 +54,7 @@ def test_request_answer_and_progress(installed, tmp_path, capfd):
     f"echo $JAX_PLATFORMS $XLA_FLAGS > {tmp_path}/env\n"
     f"echo 'h100:1x1x1: compiling'\n{answers(result=dict(launches=3))}"
   )
+
   assert compilers.python("cuda") == path
   result = compilers.compile_for(H100, digits.get_config(), "attention")
   assert result == dict(launches=3)
@@ -84,9 +86,11 @@ def test_attention_is_that_of_the_training_step():
   experiment = Experiment(config)
   (case, *_) = costs.attention_cases(config, experiment.model)
   case = dataclasses.replace(case, others=("segments", *case.others))
+
   assert case.others == ("segments", "sinks")
   ((_, cases, run, inputs),) = worker._attention(experiment, [case])
-  assert cases == [case] and inputs[-1].dtype == "int32"
+  assert cases == [case]
+  assert inputs[-1].dtype == "int32"
   out, _ = run.eval_shape(*inputs)
   assert out.shape == inputs[3].shape
 
@@ -98,7 +102,11 @@ PROGRAM = dict(
   executor="batched",
   compiles=True,
   fits=True,
-  memory=dict(arguments=2**30, temporaries=0, peak=61 * 2**30),
+  memory=dict(
+    arguments=2**30,
+    temporaries=0,
+    peak=61 * 2**30,
+  ),
   launches=7,
   copies=0,
   unknown_loops=1,
@@ -132,7 +140,8 @@ REPORT = dict(
 )
 def test_rendering(changes, words):
   text = compilers.render(REPORT | dict(programs=[PROGRAM | changes]))
-  assert words in text and "Compiled for, not run on" in text
+  assert words in text
+  assert "Compiled for, not run on" in text
 
 
 @pytest.mark.parametrize("compiles", [True, False])

@@ -18,8 +18,15 @@ from sparse_transformer.targets import hardware
 )
 def test_names(name, full, compiler, devices):
   target = hardware.parse(name)
-  assert str(target) == full and hardware.parse(full) == target
-  capability = dict(a100=8.0, h100=9.0, rtx4090=8.9).get(target.kind, 0.0)
+  assert str(target) == full
+  assert hardware.parse(full) == target
+
+  capability = dict(
+    a100=8.0,
+    h100=9.0,
+    rtx4090=8.9,
+  ).get(target.kind, 0.0)
+
   assert target.capability == capability
   assert (target.compiler, target.num_devices) == (compiler, devices)
   assert 15 * 2**30 < target.memory < 150 * 2**30

@@ -61,6 +61,7 @@ def test_command_at_the_end_works_in_any_folder(
   monkeypatch.setitem(data.SOURCES, "mine", lambda config: None)
   line = banner.end(experiment, trained, file)
   python, script, *words = shlex.split(line.partition("saved: ")[2])
+
   assert python == "python"
   assert pathlib.Path(script).resolve() == runs.REPO / "eval.py"
   own = [f"--config={file}"] if file else []

@@ -1,5 +1,6 @@
 """Tests of runs that start from others, or change."""
 
+import itertools
 import json
 import pathlib
 import shutil
@@ -8,6 +9,8 @@ import jax
 import numpy as np
 import pytest
 from helpers import runs
+from helpers.cases import listed, soak
+from helpers.errors import refused
 
 from sparse_transformer import config as config_lib
 from sparse_transformer.training import banner, loop, metrics, warm_start
@@ -37,8 +40,9 @@ def trained(tmp_path_factory, shared_experiments):
 # Starting from another run.
 
 
-@pytest.mark.parametrize("ending", ["", ":2", ":best", "/:2", "/../run:2"])
-@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+  "ending", ["", "/../run:2", *map(soak, (":2", ":best", "/:2"))]
+)
 def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
   config = runs.tiny(**start | {"attention.pattern": "local"})
@@ -50,20 +54,25 @@ def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
   first = Experiment(config).first_state()
   assert arrays(state.opt_state) == arrays(first.opt_state)
   assert int(state.step) == 0
-  assert about["run_step"] == step and about["random"] == []
+  assert about["run_step"] == step
+  assert about["random"] == []
 
 
 @pytest.mark.parametrize("steps", [0, 4])
 def test_start_is_recorded_and_needed_once(steps, trained, tmp_path):
-  other, run = shutil.copytree(trained, tmp_path / "other"), tmp_path / "run"
+  other = shutil.copytree(trained, tmp_path / "other")
+  run = tmp_path / "run"
   start = {"train.init_from": str(other), "checkpoint.every": 0}
   config = runs.tiny(**start | {"train.steps": steps})
   loop.train(config, run)
   first, *_ = metrics.read(run)
+
   assert (first["split"], first["run"]) == ("start", str(other))
   assert first["run_step"] == 4
+
   shutil.rmtree(other)
   loop.train(config, run)  # resumes: no need for the other
+
   assert metrics.read(run)[0] == first
 
 
@@ -73,12 +82,16 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   path = tmp_path / "text"
   path.write_bytes(bytes(range(256)) * 2)
   start = {"train.init_from": str(trained), "data.length": 64}
-  with pytest.raises(ValueError, match=r"logits.kernel is \[16, 17\] there"):
+
+  with refused(r"logits.kernel is \[16, 17\] there"):
     warm_start.first_state(Experiment(runs.text(path, **start)))
+
   config = runs.text(path, **start | {"train.init_partial": True})
   state, about = warm_start.first_state(Experiment(config))
+
   assert about["random"] == ["logits.kernel", "token.embedding"]
   assert about["unused"] == []
+
   random = Experiment(config).first_state().params
   other = open_run(trained).restore().ema
   for name in ("logits", "token"):
@@ -86,40 +99,49 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
 
 
-@pytest.mark.parametrize("exports", [False, True])
+SPANS = {"model.positions": "learned", "attention.pattern": "AdaptiveSpan(64)"}
+MEANINGS = {  # of both runs, of the new one, and what is said
+  "heads": ({}, {"model.num_heads": 4}, "num_heads=4 here, but 2 there"),
+  "rotary": ({}, {"model.rotary_base": 100.0}, "base=100.0 here, but 1"),
+  "spans": (
+    SPANS,
+    {"attention.pattern": "AdaptiveSpan(8)"},
+    "here, but AdaptiveSpan",
+  ),
+  "symbols": (
+    {"data.name": "bytes", "data.path": "text"},
+    {"data.name": "tokens"},
+    "symbols of data=tokens here, but bytes there",
+  ),
+}
+
+
 @pytest.mark.parametrize(
-  "common, here, message",
-  [
-    ({}, {"model.num_heads": 4}, "model.num_heads=4 here, but 2 there"),
-    ({}, {"model.rotary_base": 100.0}, "rotary_base=100.0 here, but 1"),
-    (
-      {"model.positions": "learned", "attention.pattern": "AdaptiveSpan(64)"},
-      {"attention.pattern": "AdaptiveSpan(8)"},
-      "here, but AdaptiveSpan",
-    ),
-    (
-      {"data.name": "bytes", "data.path": "text"},
-      {"data.name": "tokens"},
-      "symbols of data=tokens here, but bytes there",
-    ),
-  ],
+  "name, exports",
+  listed(
+    default=[("heads", False), ("rotary", True), ("symbols", False)],
+    every=itertools.product(MEANINGS, (False, True)),
+  ),
 )
-@pytest.mark.one_in(3)
 def test_weights_that_mean_something_else_are_rejected_or_named(
-  common, here, message, exports, tmp_path, monkeypatch
+  name, exports, tmp_path, monkeypatch
 ):
   """Although all shapes agree."""
+  common, here, message = MEANINGS[name]
   monkeypatch.chdir(tmp_path)
   pathlib.Path("text").write_bytes(b"some text " * 1000)
   common = {"model.positions": "rotary"} | common
-  other, experiment = tmp_path / "other", Experiment(runs.tiny(**common))
+  other = tmp_path / "other"
+  experiment = Experiment(runs.tiny(**common))
   runs.untrained(other, experiment.config)
   if exports:
     other = tmp_path / "other.safetensors"
     exported.save(other, experiment.config, experiment.init().params)
   start = common | here | {"train.init_from": str(other)}
-  with pytest.raises(ValueError, match=f"is another network: .*{message}"):
+
+  with refused(f"is another network: .*{message}"):
     warm_start.first_state(Experiment(runs.tiny(**start)))
+
   start["train.init_partial"] = True
   _, about = warm_start.first_state(Experiment(runs.tiny(**start)))
   (changed,) = about["changed"]
@@ -129,15 +151,19 @@ def test_weights_that_mean_something_else_are_rejected_or_named(
 
 def test_settings_that_change_no_meaning_may_differ(tmp_path):
   other = runs.untrained(tmp_path, runs.tiny())
-  changes = {"model.dropout": 0.1, "model.remat": "none"}
-  changes |= {"model.dtype": "bfloat16", "train.init_from": str(other)}
+  changes = {
+    "model.dropout": 0.1,
+    "model.remat": "none",
+    "model.dtype": "bfloat16",
+    "train.init_from": str(other),
+  }
   warm_start.first_state(Experiment(runs.tiny(**changes)))
 
 
 def test_weights_of_which_none_fits_are_rejected(trained):
   start = {"train.init_from": str(trained), "train.init_partial": True}
   config = runs.tiny(**start | {"model.width": 32})
-  with pytest.raises(ValueError, match="is another network"):
+  with refused("is another network"):
     warm_start.first_state(Experiment(config))
 
 
@@ -145,7 +171,7 @@ def test_centroids_of_the_other_run_are_named(tmp_path):
   routing = runs.tiny(**{"attention.pattern": "Routing(4, 8)"})
   other = runs.untrained(tmp_path, routing)
   config = runs.tiny(**{"train.init_from": str(other)})
-  with pytest.raises(ValueError, match="centroids.4 is absent here"):
+  with refused("centroids.4 is absent here"):
     warm_start.first_state(Experiment(config))
 
 
@@ -154,18 +180,26 @@ def test_centroids_of_the_other_run_are_named(tmp_path):
 
 def test_run_goes_on_with_other_settings(trained, tmp_path, capsys):
   workdir = shutil.copytree(trained, tmp_path / "run")
-  more = {"train.steps": 8, "train.batch_size": 4, "optimizer.beta1": 0.5}
+  more = {
+    "train.steps": 8,
+    "train.batch_size": 4,
+    "optimizer.beta1": 0.5,
+  }
   config = runs.tiny(**{"eval.every": 2} | more)
-  with pytest.raises(ValueError, match="use --allow_changes, another"):
+
+  with refused("use --allow_changes, another"):
     loop.train(config, workdir)
+
   state = loop.train(config, workdir, allow_changes=True)
   reported = capsys.readouterr().err
+
   assert "train.steps was 4, is 8" in reported
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 4
   # The steps that follow are those of the new settings, and no others.
   expected = open_run(trained).restore()
   expected = advance(Experiment(config), expected, range(4, 8))
+
   assert arrays(state) == arrays(expected)
   loop.train(config, workdir)  # without the flag: nothing changes any more
 
@@ -180,14 +214,19 @@ def test_other_rates_and_numbers_of_steps_need_no_other_program(
       compiled.append(event.rpartition("/")[2])
 
   workdir = shutil.copytree(trained, tmp_path / "run")
-  more = {"train.steps": 8, "optimizer.learning_rate": 0.02}
-  more |= {"optimizer.warmup_steps": 3, "optimizer.minimum": 0.1}
+  more = {
+    "train.steps": 8,
+    "optimizer.learning_rate": 0.02,
+    "optimizer.warmup_steps": 3,
+    "optimizer.minimum": 0.1,
+  }
   config = runs.tiny(**{"eval.every": 2} | more)
   jax.monitoring.register_event_listener(listen)
   try:
     loop.train(config, workdir, allow_changes=True)
   finally:
     jax.monitoring.unregister_event_listener(listen)
+
   assert {*compiled} == {"cache_hits"}
   rates = [
     line["learning_rate"]
@@ -196,6 +235,7 @@ def test_other_rates_and_numbers_of_steps_need_no_other_program(
   ]
   left = [(1 + np.cos(np.pi * (step - 3) / 5)) / 2 for step in range(4, 8)]
   expected = [0.02 * (0.1 + 0.9 * x) for x in left]
+
   np.testing.assert_allclose(rates[4:], expected, rtol=1e-5)
 
 
@@ -208,10 +248,11 @@ def test_finished_run_is_not_relabelled(trained, tmp_path):
   for changes in (PATTERN, {"attention.stride": 4}, {"eval.sequences": 4}):
     config = runs.tiny(**{"eval.every": 2} | changes)
     (name,) = changes
-    with pytest.raises(ValueError, match=f"config: {name} .*--allow_changes"):
+    with refused(f"config: {name} .*--allow_changes"):
       loop.train(config, workdir)
-    with pytest.raises(ValueError, match=f"{name} cannot change: .* no step"):
+    with refused(f"{name} cannot change: .* no step"):
       loop.train(config, workdir, allow_changes=True)
+
   assert runs.files(workdir).keys() == before.keys()
   for name in "config.json", "patterns.png", "metrics.jsonl":
     assert runs.files(workdir)[name] == before[name]
@@ -221,26 +262,33 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   workdir = shutil.copytree(trained, tmp_path / "run")
   shutil.rmtree(workdir / "checkpoints" / "4")
   config = runs.tiny(**{"eval.every": 2} | PATTERN)
-  with pytest.raises(ValueError, match="attention.pattern .*--allow_changes"):
+
+  with refused("attention.pattern .*--allow_changes"):
     loop.train(config, workdir)
+
   later = workdir / "evaluations" / "test-step4-context0-ema.json"
   later.parent.mkdir()
   later.touch()  # of the step that went
-  with pytest.raises(ValueError, match="of a step that would change; move it"):
+
+  with refused("of a step that would change; move it"):
     loop.train(config, workdir, allow_changes=True)
+
   later.unlink()
   loop.train(config, workdir, allow_changes=True)
+
   assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 2
   free = {"attention.backend": "dense", "mesh.data": 1}
   config = runs.tiny(**{"eval.every": 1} | PATTERN | free)
   loop.train(config, workdir)
+
   assert [4] == [x for x, _ in config_lib.read_changes(workdir)][1:]
   # Where a run resumes without its later checkpoints, all changes are one.
   shutil.rmtree(workdir / "checkpoints" / "4")
   loop.train(config, workdir, allow_changes=True)
   ((step, changed),) = config_lib.read_changes(workdir)
+
   assert step == 2
   assert {*changed} == {*PATTERN, *free, "eval.every"}
 
@@ -273,8 +321,8 @@ def test_config_that_was_edited_is_compared_with_the_checkpoint(
 
 def test_other_changes_need_another_run(trained):
   config = runs.tiny(**{"optimizer.name": "muon", "train.steps": 8})
-  with pytest.raises(ValueError, match="use another --workdir"):
+  with refused("use another --workdir"):
     loop.train(config, trained, allow_changes=True)
   fewer = runs.tiny(**{"train.steps": 3, "eval.every": 2})
-  with pytest.raises(ValueError, match="train.steps=3 must be at least 4"):
+  with refused("train.steps=3 must be at least 4"):
     loop.train(fewer, trained, allow_changes=True)

@@ -30,17 +30,25 @@ def test_run_logs_losses_and_the_load_of_each_expert(tmp_path):
 def test_balance_loss_keeps_the_load_within_a_factor_of_3(seed):
   config = runs.tiny(
     **EXPERTS,
-    **{"model.width": 32, "train.steps": 500, "train.seed": seed},
+    **{
+      "model.width": 32,
+      "train.steps": 500,
+      "train.seed": seed,
+    },
     **{"optimizer.learning_rate": 3e-3},
   )
   experiment = Experiment(config)
-  step, state = jax.jit(experiment.step, donate_argnums=0), experiment.init()
-  losses, loads = [], []
+  step = jax.jit(experiment.step, donate_argnums=0)
+  state = experiment.init()
+  losses = []
+  loads = []
   for i in range(500):
     state, measured = step(state, np.asarray(experiment.batch(i)))
     losses.append(float(measured["nats"]))
     loads.append(np.asarray(measured["expert_load"]))
+
   assert np.isfinite(losses).all()
   assert np.mean(losses[-50:]) < 0.8 * np.mean(losses[:50])
   load = np.mean(loads[-50:], axis=0)
-  assert load.min() > 1 / 3 and load.max() < 3
+  assert load.min() > 1 / 3
+  assert load.max() < 3

@@ -31,7 +31,9 @@ def test_queries_and_keys_are_those_of_each_layer():
   # Two periods and one layer more.
   patterns = ((Local(3), Strided(4)), (Strided(4), Local(5)))
   network = networks.config(
-    num_layers=5, patterns=(patterns * 3)[:5], backend="dense"
+    num_layers=5,
+    patterns=(patterns * 3)[:5],
+    backend="dense",
   )
   params = networks.random_params(network, 0.3)
   tokens_BL = networks.tokens(network, batch=1)
@@ -49,13 +51,20 @@ def test_queries_and_keys_are_those_of_each_layer():
         return attention.attend(q, k, v, of_layer, backend="dense"), None
 
       x_BLD = x_BLD + nnx.merge(graph, one)(x_BLD, attend)[0]
+
     return found
 
   collected = head_statistics.collect(network, params, tokens_BL[0])
+
   assert list(collected) == [0, 1, 2, 3, 4]
   for found, expected in zip(collected.values(), in_turn(params), strict=True):
     for x, y in zip(found, expected, strict=True):
-      np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+      np.testing.assert_allclose(
+        x,
+        y,
+        rtol=1e-4,
+        atol=1e-5,
+      )
 
 
 @pytest.mark.parametrize("cells, sinks", [(7, False), (256, True)])
@@ -63,10 +72,15 @@ def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
   monkeypatch.setattr(masks, "MAX_CELLS", cells)
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)
   network = networks.config(
-    num_layers=1, num_heads=4, width=16, patterns=(of_layer,), sinks=sinks
+    num_layers=1,
+    num_heads=4,
+    width=16,
+    patterns=(of_layer,),
+    sinks=sinks,
   )
   params = networks.random_params(network, 0.3)
-  n, random = 20, np.random.RandomState(0)
+  n = 20
+  random = np.random.RandomState(0)
   q, k = random.standard_normal((2, 1, n, 4, 4)).astype(np.float32)
   ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)})
   centroids = params["centroids"]["3"][0]
@@ -118,6 +132,7 @@ def test_picture_has_both_views_of_each_head(tmp_path):
   figure = head_statistics.draw_heads("a title", [head] * 2, (8, 5))
   first, _, below, _ = figure.axes
   in_data = first.get_images()[0].get_array().reshape(-1, 3)
+
   assert in_data.shape == (40, 3)
   np.testing.assert_array_equal(in_data[3], DARK)
   assert (np.delete(in_data, 3, 0) == WHITE).all()

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers import kernel_faults, runs
+from helpers.cases import soak
 
 from sparse_transformer.attention import registry, verification, verify
 from sparse_transformer.patterns import Causal
@@ -66,12 +67,14 @@ def test_wrong_kernel_is_avoided_in_a_line(name, check, capfd):
 def test_check_is_made_once_per_device_driver_and_version(check, monkeypatch):
   kernel_faults.register("lse")
   assert check() == ["lse", "streamed"]
-  assert check() == [] and "lse" in registry.AVOIDED
+  assert check() == []
+  assert "lse" in registry.AVOIDED
   assert len(check(**{"attention.pattern": "Local(5)"})) == 2
   monkeypatch.setattr(jax, "__version__", "0")
   assert len(check()) == 2
   kernel_check.DRIVER.write_text(str(kernel_check.DRIVER))
-  assert len(check()) == 2 and check() == []
+  assert len(check()) == 2
+  assert check() == []
 
 
 def test_right_kernel_is_kept_and_check_can_be_skipped(check):
@@ -79,7 +82,8 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
   kernel_faults.register("none")
   assert check(**{"attention.check": False}) == []
   assert check(**{"attention.backend": "none"}) == []
-  assert check() == ["none"] and not registry.AVOIDED
+  assert check() == ["none"]
+  assert not registry.AVOIDED
   registry.unregister("none")
 
 
@@ -88,16 +92,20 @@ def test_what_is_drawn_fits_in_16_bits():
   assert all(np.isfinite(x).all() for x in drawn)
 
 
-@pytest.mark.parametrize(
-  "names", [[*ENDS], pytest.param([*ENDS, *FAULTS], marks=pytest.mark.soak)]
-)
+@pytest.mark.parametrize("names", [[*ENDS], soak([*ENDS, *FAULTS])])
 def test_run_goes_on_without_kernels_that_are_wrong(names, tmp_path):
   """In a process that is forked before devices are used."""
   (tmp_path / "driver").write_text(str(tmp_path))
-  words = kernel_faults.__file__, ",".join(names), runs.DIGITS
-  words += *runs.flags_of(**{"train.steps": 2}), f"--workdir={tmp_path}/run"
+  words = (
+    kernel_faults.__file__,
+    ",".join(names),
+    runs.DIGITS,
+    *runs.flags_of(**{"train.steps": 2}),
+    f"--workdir={tmp_path}/run",
+  )
   settings = runs.environment(1) | {"DRIVER": tmp_path / "driver"}
   done = runs.python(*words, **settings)
+
   assert done.returncode == 0, done.stderr
   assert "attention by streamed" in done.stdout
   assert "step 2" in re.sub(" +", " ", done.stdout)

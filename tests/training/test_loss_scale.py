@@ -46,7 +46,8 @@ def with_scale(state, scale, finite=0, skipped=0):
 @pytest.fixture(scope="module")
 def trained():
   """The state after 30 steps, and the losses of all of them."""
-  state, losses = jax.jit(experiment().init)(), []
+  state = jax.jit(experiment().init)()
+  losses = []
   for i in range(30):
     state, measured = update()(state, tokens(i))
     losses.append(float(measured["nats"]))
@@ -103,18 +104,21 @@ def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
   state, losses = trained
   assert numbers(state.loss_scale) == (2**15, 30, 0)
   plain = experiment(**{"model.dtype": "float32", "train.accumulation": 1})
-  step, state = jax.jit(plain.step), jax.jit(plain.init)()
+  step = jax.jit(plain.step)
+  state = jax.jit(plain.init)()
   expected = []
   for i in range(30):
     state, measured = step(state, tokens(i))
     expected.append(float(measured["nats"]))
+
   assert expected[-1] < expected[0] - 0.3
   np.testing.assert_allclose(losses, expected, rtol=5e-3)
 
 
 def test_overflow_is_skipped_until_the_scale_fits(trained):
   state, _ = trained
-  current, batch = with_scale(state, 2**28, finite=7), tokens(30)
+  current = with_scale(state, 2**28, finite=7)
+  batch = tokens(30)
   for skipped in range(20):
     new, measured = update()(current, batch)
     assert float(measured["loss_scale"]) == 2 ** (28 - skipped)
@@ -126,15 +130,18 @@ def test_overflow_is_skipped_until_the_scale_fits(trained):
     for part in ("params", "opt_state", "ema"):
       assert same(getattr(new, part), getattr(current, part))
     current = new
+
   assert 1 < skipped < 19
   assert numbers(new.loss_scale)[1:] == (1, skipped)
   assert not same(new.params, current.params)
   # The schedule counts updates, not steps.
   assert int(new.step) == 31 + skipped
+
   rates = [
     float(update()(after, batch)[1]["learning_rate"])
     for after in (new, update()(state, batch)[0])
   ]
+
   assert rates[0] == rates[1] < float(measured["learning_rate"])
 
 
@@ -144,12 +151,26 @@ def test_overflow_is_skipped_until_the_scale_fits(trained):
 def test_monitor_ignores_skips_until_the_scale_is_smallest():
   monitor = Monitor(np.zeros((16, 1)), lambda *_, **__: 0)
   for step, scale in enumerate(2.0 ** np.arange(15, -1, -1), start=1):
-    values = dict(nats=1.0, gradient_norm=math.inf, loss_scale=scale)
+    values = dict(
+      nats=1.0,
+      gradient_norm=math.inf,
+      loss_scale=scale,
+    )
     monitor.watch(step, values)
+
   with pytest.raises(FloatingPointError, match="norm is inf at step 16"):
     monitor.flush()
+
   # A non-finite loss is a bad batch at any scale.
-  monitor.watch(1, dict(nats=math.nan, gradient_norm=1.0, loss_scale=8.0))
+  monitor.watch(
+    1,
+    dict(
+      nats=math.nan,
+      gradient_norm=1.0,
+      loss_scale=8.0,
+    ),
+  )
+
   with pytest.raises(FloatingPointError, match="nats is nan at step 1"):
     monitor.flush()
 
@@ -171,8 +192,12 @@ def test_state_is_restored_exactly_between_skips(trained, tmp_path):
   in_float32 = saver.saved.restore(
     experiment(**{"model.dtype": "float32"}).like, first
   )
-  assert in_float32.loss_scale is None and same(in_float32.ema, state.ema)
+
+  assert in_float32.loss_scale is None
+  assert same(in_float32.ema, state.ema)
+
   for i in range(33, 40):
     state, other = (update()(x, tokens(i))[0] for x in (state, other))
+
   assert same(state, other)
   assert 0 < skipped < int(state.loss_scale.skipped) < 10

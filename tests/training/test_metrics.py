@@ -17,7 +17,12 @@ from sparse_transformer.training import metrics, stopwatch
 def write(workdir, first, last, value=0.5):
   with metrics.Writer(workdir, step=first) as writer:
     for step in range(first + 1, last + 1):
-      writer.write(step, "train", nats=value, bits_per_dim=step / 10)
+      writer.write(
+        step,
+        "train",
+        nats=value,
+        bits_per_dim=step / 10,
+      )
 
 
 @pytest.mark.parametrize("step", [0, 2, 4])
@@ -26,6 +31,7 @@ def test_resuming_drops_what_is_of_later_steps(tmp_path, step):
   write(tmp_path, step, 5, value=2.0)
   lines = metrics.read(tmp_path)
   expected = [1.0] * step + [2.0] * (5 - step)
+
   assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
   assert [line["nats"] for line in lines] == expected
   shown = board(tmp_path / "events" / "train").Scalars("nats")
@@ -45,16 +51,28 @@ def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
 
 
 def test_lines_that_are_not_metrics_are_dropped(tmp_path):
-  good = {"step": 1, "split": "train", "nats": 0.5, "bits_per_dim": 0.7}
+  good = {
+    "step": 1,
+    "split": "train",
+    "nats": 0.5,
+    "bits_per_dim": 0.7,
+  }
   wrong = (
-    *(7, [], {}, {"step": None}, {"step": 1, "split": "train"}),
-    *(good | {"bits_per_dim": "low"}, {"step": 1, "split": []}),
-    *(good | {"seconds": "few"}, good | {"accuracy": None}),
+    7,
+    [],
+    {},
+    {"step": None},
+    {"step": 1, "split": "train"},
+    good | {"bits_per_dim": "low"},
+    {"step": 1, "split": []},
+    good | {"seconds": "few"},
+    good | {"accuracy": None},
   )
   lines = "".join(json.dumps(line) + "\n" for line in (good, *wrong))
   lines += "[" * 100_000 + '\n\n{"st'
   (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n" + lines.encode())
   write(tmp_path, 1, 2)
+
   assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
 
 
@@ -87,14 +105,21 @@ def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
   with metrics.Writer(tmp_path, step=0) as writer:
     writer.show(0, "train", "config", "| a |")
     writer.show(0, "validation", "samples", picture)
-    writer.write(3, "train", bits_per_dim=0.5, spans=[[1, 2], [3, 4]])
+    writer.write(
+      3,
+      "train",
+      bits_per_dim=0.5,
+      spans=[[1, 2], [3, 4]],
+    )
     writer.write(3, "validation", bits_per_dim=0.25)
+
   train, validation = (
     board(tmp_path / "events" / split) for split in ("train", "validation")
   )
   for found, bits in (train, 0.5), (validation, 0.25):
     (event,) = found.Scalars("bits_per_dim")
     assert (event.step, event.value) == (3, bits)
+
   assert [x.value for x in train.Scalars("spans/1/0")] == [3]
   (text,) = train.Tensors("config/text_summary")
   assert text.tensor_proto.string_val == [b"| a |"]
@@ -103,16 +128,25 @@ def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
 
 
 def test_line_begins_with_bits_and_has_single_numbers():
-  values = dict(nats=0.1, router_z=1e-9, bits_per_dim=12.34567, seconds=7.0)
-  values |= dict(spans=[[1], [2]], tokens_per_second=123456.789)
+  values = dict(
+    nats=0.1,
+    router_z=1e-9,
+    bits_per_dim=12.34567,
+    seconds=7.0,
+    spans=[[1], [2]],
+    tokens_per_second=123456.789,
+  )
+
   assert metrics.as_line(9, "train", values) == (
     "step       9  train       bits 12.3457  tok/s   123,457"
     "  router_z 1.0000e-09"
   )
+
   widths = {
     len(metrics.as_line(9, "train", dict(bits_per_dim=x, learning_rate=y)))
     for x, y in ((3.5, 0.001), (12.34567, 1.2345e-5), (2, 0))
   }
+
   assert len(widths) == 1  # columns line up
 
 
@@ -135,8 +169,10 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
     say("compiling")
     advance(1)
     writer.write(1, "train", bits_per_dim=0.5)
+
   # A carriage return goes back over what was written before it.
   seen = [x.rpartition("\r")[2] for x in terminal.getvalue().split("\n")]
+
   assert [x for x in seen if x.strip() and "it/s" not in x] == [
     "compiling",
     "on_metrics at step 1 failed: ZeroDivisionError: division by zero",
@@ -151,19 +187,31 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
   def on_metrics(step, split, values):
     got.append(dict(step=step, split=split) | values)
     if step > 1:
-      raise {2: KeyError("run"), 3: SystemExit(0), 4: GeneratorExit}[step]
+      raise {
+        2: KeyError("run"),
+        3: SystemExit(0),
+        4: GeneratorExit,
+      }[step]
 
   given = dict(step=0, on_metrics=on_metrics)
   with metrics.Writer(tmp_path, **given) as writer:
     writer.write(1, "network", parameters=5)
     for step in (1, 2, 3, 4):
-      writer.write(step, "train", nats=0.5, bits_per_dim=0.7)
-  assert got == metrics.read(tmp_path) and len(got) == 5
+      writer.write(
+        step,
+        "train",
+        nats=0.5,
+        bits_per_dim=0.7,
+      )
+
+  assert got == metrics.read(tmp_path)
+  assert len(got) == 5
   assert capsys.readouterr().err == (
     "on_metrics at step 2 failed: KeyError: 'run'\n"
     "on_metrics at step 3 failed: SystemExit: 0\n"
     "on_metrics at step 4 failed: GeneratorExit\n"
   )
+
   with metrics.Writer(tmp_path, silent=True, **given) as writer:
     writer.write(5, "train", nats=0.5, bits_per_dim=0.7)
   assert len(got) == 5
@@ -183,23 +231,31 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
   watch.count(30)
   watch.count(10)
   wait(4)
+
   assert watch.share() == 2006 / 2012
   with watch.paused():
     wait(50)
     assert watch.rate() == 10
     assert watch.times() == dict(seconds=1004, processor_seconds=2006)
+
   watch.count(6)
   wait(1)
+
   with pytest.raises(KeyError), watch.paused():  # as of a signal
     wait(50)
     raise KeyError
+
   watch.count(6)
   wait(1)
+
   assert not watch.is_over()
   with watch.paused():
     assert watch.rate() == 6
     assert watch.times() == dict(seconds=1006, processor_seconds=2009)
     assert watch.rate() == 0
+
   wait(9)
-  assert watch.is_over() and watch.share() == 1
+
+  assert watch.is_over()
+  assert watch.share() == 1
   assert stopwatch.Stopwatch().share() is None

@@ -47,7 +47,13 @@ def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
   )
   falling = least + (1 - least) * share[name]
   expected = np.where(step < warmup, step / max(1, warmup), falling)
-  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
+
+  np.testing.assert_allclose(
+    found,
+    expected,
+    rtol=1e-5,
+    atol=1e-7,
+  )
 
 
 def test_update_has_the_learning_rate_of_a_given_step():
@@ -65,6 +71,7 @@ def test_update_has_the_learning_rate_of_a_given_step():
     return update(gradients, state, params)
 
   (own, after), (peak, same), (half, _) = map(at, (None, 2, 1))
+
   assert not any(x.any() for x in jax.tree.leaves(own))
   jax.tree.map(np.testing.assert_array_equal, after, same)
   close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
@@ -76,6 +83,7 @@ def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
   steps = ((0, 0.0), (50, 0.01), (100, 0.05), (800, 0.5), (5, 0.5), (9999, 0.9))
   due = lambda *at: schedule(settings, *at).step
   found = [due(*at) for at in steps]
+
   # The third is at the peak; the fifth has warmed up for a tenth of the time.
   assert found == [0, 50, 100, 500, 500, 900]
   assert due(5, 0.05) == 50
@@ -85,8 +93,11 @@ def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
 
 def test_weights_decay_but_nothing_else_does():
   settings = config(1, 10)
-  changes = {"optimizer.weight_decay": 0.5, "model.experts": 4}
-  changes |= {"attention.pattern": "Routing(4, 8), AdaptiveSpan(8)"}
+  changes = {
+    "optimizer.weight_decay": 0.5,
+    "model.experts": 4,
+    "attention.pattern": "Routing(4, 8), AdaptiveSpan(8)",
+  }
   settings.update_from_flattened_dict(changes)
   optimizer = make_optimizer(settings)
   shapes = jax.eval_shape(Experiment(settings).init).params
@@ -104,8 +115,17 @@ def test_weights_decay_but_nothing_else_does():
     seen[name] = max(update.ndim, seen.get(name, 0))
     decays = name in ("kernel", "embedding")
     np.testing.assert_allclose(update, -0.01 * 0.5 * decays, rtol=1e-6)
+
   # Also where stacks of layers and experts give them two axes or more.
-  axes = dict(kernel=4, embedding=2, bias=3, scale=2, start=1, spans=2)
+  axes = dict(
+    kernel=4,
+    embedding=2,
+    bias=3,
+    scale=2,
+    start=1,
+    spans=2,
+  )
+
   assert seen == axes | {"4": 4}  # of centroids
   matrices = optimizer_lib._block_matrices(shapes)
   assert matrices["centroids"]["4"] is matrices["spans"] is None
@@ -144,8 +164,10 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
   settings = config(2, 10)
   settings.update_from_flattened_dict(MUON)
   monkeypatch.setattr(optimizer_lib, "CLIP_NORM", np.inf)
-  settings.optimizer.beta1, settings.optimizer.beta2 = 0.8, 0.95
-  optimizer, params = make_optimizer(settings), weights(settings, 0)
+  settings.optimizer.beta1 = 0.8
+  settings.optimizer.beta2 = 0.95
+  optimizer = make_optimizer(settings)
+  params = weights(settings, 0)
   state = optimizer.init(jax.tree.map(np.float32, params))
   update = jax.jit(optimizer.update)
   slow, fast, square = (jax.tree.map(np.zeros_like, params) for _ in range(3))
@@ -175,8 +197,14 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
       else:
         root = np.sqrt(v / (1 - 0.95 ** (t + 1))) + 1e-8
         expected = -rate * nesterov(n, g, 0.8, t) / root
-      np.testing.assert_allclose(x, expected, rtol=2e-3, atol=2e-5)
+      np.testing.assert_allclose(
+        x,
+        expected,
+        rtol=2e-3,
+        atol=2e-5,
+      )
     assert len(orthogonal) == 6  # query, key, value, out, mlp_in, mlp_out
+
   assert num_updates(state) == 3
 
 
@@ -184,7 +212,8 @@ def test_muon_orthogonalizes_each_matrix_of_each_expert(monkeypatch):
   settings = config(0, 10)
   settings.update_from_flattened_dict(MUON)
   monkeypatch.setattr(optimizer_lib, "CLIP_NORM", np.inf)
-  optimizer, random = make_optimizer(settings), np.random.RandomState(0)
+  optimizer = make_optimizer(settings)
+  random = np.random.RandomState(0)
   kernel, gradient = random.randn(2, 2, 3, 4, 6)  # layers, experts, D, F
   tree = lambda x: {"expert_blocks": {"experts_in": {"kernel": np.float32(x)}}}
   params = tree(kernel)
@@ -196,4 +225,10 @@ def test_muon_orthogonalizes_each_matrix_of_each_expert(monkeypatch):
   )
   expected = -0.01 * (0.2 * np.sqrt(6) * expected + 0.1 * kernel)
   (found,) = jax.tree.leaves(found)
-  np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-5)
+
+  np.testing.assert_allclose(
+    found,
+    expected,
+    rtol=2e-3,
+    atol=2e-5,
+  )

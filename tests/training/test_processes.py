@@ -16,7 +16,11 @@ from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.experiment import Experiment
 
 STOPPED = 130
-TINY = {"eval.every": 3, "mesh.data": 1, "mesh.fsdp": 2}
+TINY = {
+  "eval.every": 3,
+  "mesh.data": 1,
+  "mesh.fsdp": 2,
+}
 # Of 4 devices; each step has its own dropout and examples.
 LARGER = TINY | {
   "model.dropout": 0.1,
@@ -32,11 +36,16 @@ def start(number, workdir, port, kill=(0, 0), changes=TINY):
   devices = changes["mesh.fsdp"] * changes.get("mesh.sequence", 1) // 2
   return subprocess.Popen(
     [
-      *(sys.executable, runs.REPO / "tests" / "helpers" / "processes.py"),
+      sys.executable,
+      runs.REPO / "tests" / "helpers" / "processes.py",
       *map(str, map(int, kill)),
-      *(runs.DIGITS, f"--workdir={workdir}", *runs.flags_of(**changes)),
-      *(f"--coordinator=localhost:{port}", "--num_processes=2"),
-      *(f"--process_id={number}", "--heartbeat_seconds=20"),
+      runs.DIGITS,
+      f"--workdir={workdir}",
+      *runs.flags_of(**changes),
+      f"--coordinator=localhost:{port}",
+      "--num_processes=2",
+      f"--process_id={number}",
+      "--heartbeat_seconds=20",
       "--connect_seconds=1200",
     ],
     cwd=runs.REPO,
@@ -64,7 +73,8 @@ def ends(*started):
 
 
 def train_both(workdir, kill=(0, 0), victim=1, changes=TINY):
-  port, kills = free_port(), [(0, 0)] * 2
+  port = free_port()
+  kills = [(0, 0)] * 2
   kills[victim] = kill
   return ends(
     *(start(i, workdir, port, kill=kills[i], changes=changes) for i in range(2))
@@ -87,10 +97,12 @@ def assert_alike(workdir, other):
 def test_two_processes_stop_together_and_one_resumes(
   tmp_path, shared_experiments
 ):
-  two, one = tmp_path / "two", tmp_path / "one"
+  two = tmp_path / "two"
+  one = tmp_path / "one"
   changes = TINY | {"eval.every": 0}
   stopped = train_both(two, (signal.SIGTERM, 2), changes=changes)
   (first, said), (second, also) = stopped
+
   assert (first, second) == (STOPPED, STOPPED), (said, also)
   step = store.Saved(two).steps()[-1]
   assert 2 <= step <= 3  # the signal is known one step later
@@ -98,9 +110,11 @@ def test_two_processes_stop_together_and_one_resumes(
     f"train.py: stopped: SIGTERM at step {step}, which is saved; run the same"
     " command again to resume"
   )
+
   assert said[-1] == also[-1] == line
   for workdir in (two, one):
     loop.train(runs.tiny(**changes | ONE), workdir)
+
   assert_alike(two, one)
 
 
@@ -116,8 +130,14 @@ def test_two_processes_stop_together_and_one_resumes(
   ],
 )
 def test_processes_that_differ_are_rejected(field, words, tmp_path):
-  common = {"data.name": "bytes", "data.length": 32, "data.columns": 8}
-  port, workdir, started = free_port(), tmp_path / "run", []
+  common = {
+    "data.name": "bytes",
+    "data.length": 32,
+    "data.columns": 8,
+  }
+  port = free_port()
+  workdir = tmp_path / "run"
+  started = []
   for i in range(2):
     path = tmp_path / f"text{i if field == 'data.path' else 0}"
     path.write_bytes(bytes(range(100)) * 50 + path.name.encode())
@@ -126,7 +146,9 @@ def test_processes_that_differ_are_rejected(field, words, tmp_path):
       changes |= {"train.seed": i}
     changes = TINY | common | changes
     started.append(start(i, workdir, port, changes=changes))
+
   (first, lines), (second, nothing) = ends(*started)
+
   assert (first, second) == (1, 1)
   assert any(words in line for line in lines), lines
   assert not (workdir / "metrics.jsonl").exists()
@@ -134,15 +156,19 @@ def test_processes_that_differ_are_rejected(field, words, tmp_path):
 
 @pytest.mark.soak
 def test_killed_runs_end_as_the_uncut_one(tmp_path):
-  uncut, cut = tmp_path / "uncut", tmp_path / "cut"
+  uncut = tmp_path / "uncut"
+  cut = tmp_path / "cut"
+
   assert [x[0] for x in train_both(uncut, changes=LARGER)] == [0, 0]
   rng = random.Random(0)
   for _ in range(5):
-    victim, step = rng.randrange(2), rng.randrange(1, 6)
+    victim = rng.randrange(2)
+    step = rng.randrange(1, 6)
     found = train_both(cut, (signal.SIGKILL, step), victim, LARGER)
     assert found[victim][0] in (-signal.SIGKILL, 0)
     if found[victim][0]:
       assert found[1 - victim][0] != 0
+
   assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
   assert last_arrays(cut) == last_arrays(uncut)
   assert runs.without_speed(cut) == runs.without_speed(uncut)
@@ -150,9 +176,11 @@ def test_killed_runs_end_as_the_uncut_one(tmp_path):
 
 @pytest.mark.soak
 def test_two_processes_resume_what_one_saved_and_back(tmp_path):
-  two, one = tmp_path / "two", tmp_path / "one"
+  two = tmp_path / "two"
+  one = tmp_path / "one"
   stop = train_both(two, (signal.SIGTERM, 3), 0, LARGER)
   status, _ = zip(*stop, strict=True)
+
   assert status == (STOPPED, STOPPED)
   # Damage of the last checkpoint is seen by both.
   last = two / "checkpoints" / str(store.Saved(two).steps()[-1])
@@ -162,8 +190,11 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
   (status, lines), (other, nothing) = train_both(
     two, (signal.SIGINT, 2), changes=LARGER
   )
+
   assert (status, other) == (STOPPED, STOPPED)
   assert any("damaged" in line for line in lines)
+
   for workdir in (two, one):
     loop.train(runs.tiny(**LARGER | ONE), workdir)
+
   assert_alike(two, one)

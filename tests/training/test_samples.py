@@ -24,6 +24,7 @@ def test_sheet_shows_each_image_in_its_colors(num, shape, vocab_size, tmp_path):
   scale = samples.SHEET // (side * columns)
   cells = scale * np.array(shape[:2]) + 2 + samples.BORDER
   height, width = side * cells
+
   assert page.shape[:2] == (height + samples.LABEL, 2 * width + samples.GAP)
   images = tokens.reshape(2, num, *shape) * (255 / (vocab_size - 1))
   for half in range(2):

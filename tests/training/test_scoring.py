@@ -48,15 +48,18 @@ def score(source, params, batch_size, min_context=0, apply=markov):
 
 @pytest.mark.parametrize("min_context, size", [(0, 3), (0, 16), (5, 101)])
 def test_bits_per_dim_is_the_sum_written_out(min_context, size):
-  length, table = 16, log_probabilities()
+  length = 16
+  table = log_probabilities()
   text = np.random.RandomState(size).randint(0, 256, size).astype(np.uint8)
-  bits, start = [], 0
+  bits = []
+  start = 0
   for i, symbol in enumerate(text):
     # Position i is scored in the first window that contains it.
     while i >= start + length:
       start += length - min_context
     before = text[i - 1] if i > start else 256
     bits.append(-table[before, symbol] / math.log(2))
+
   for batch_size in (1, 7):
     source = stream(text.tobytes(), length)
     result = score(source, table, batch_size, min_context)
@@ -85,7 +88,8 @@ def autoregressive(n, phi):
 
 def tally_windows(nats, length, min_context, block):
   """The tally of a stream of losses in windows, as `Stream.windows` cuts it."""
-  step, tally = length - min_context, scoring.Tally(length, block)
+  step = length - min_context
+  tally = scoring.Tally(length, block)
   count = 1 + -(-(len(nats) - length) // step)
   padding = (count - 1) * step + length - len(nats)
   padded = np.pad(nats, (0, padding), constant_values=np.nan)
@@ -109,6 +113,7 @@ def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
       assert result.tokens == len(nats)
       errors.add(round(result.standard_error * math.log(2), 12))
   (error,) = errors
+
   assert error == pytest.approx(expected, rel=0.1)
   if phi > 0.9:
     result = tally_windows(nats, 128, 0, block=None)
@@ -117,7 +122,8 @@ def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
 
 def test_bits_by_position_and_by_channel_are_means_of_what_counts():
   rng = np.random.RandomState(0)
-  nats, scored = rng.rand(20, 12), rng.rand(20, 12) < 0.5
+  nats = rng.rand(20, 12)
+  scored = rng.rand(20, 12) < 0.5
   scored[:, 4] = False
   tally = scoring.Tally(12)
   assert tally.bits_per_dim is None  # nothing is scored
@@ -125,9 +131,11 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
     tally.add(nats[part::4], scored[part::4])
   bits = np.where(scored, nats / math.log(2), 0)
   found = tally.means()
+
   assert np.isnan(found[4])
   known = np.arange(12) != 4
   expected = bits.sum(0)[known] / scored.sum(0)[known]
+
   np.testing.assert_allclose(found[known], expected)
   expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
   np.testing.assert_allclose(tally.means(3), expected)
@@ -135,7 +143,8 @@ def test_bits_by_position_and_by_channel_are_means_of_what_counts():
 
 def test_memory_does_not_grow_with_the_split():
   """Only the windows of two batches and the first one are alive at a time."""
-  alive, most = 0, 0
+  alive = 0
+  most = 0
 
   class Window(np.ndarray):
     def __del__(self):
@@ -154,4 +163,5 @@ def test_memory_does_not_grow_with_the_split():
     batch_size=5,
     sharding=SHARDING,
   )
+
   assert 5 <= most <= 11

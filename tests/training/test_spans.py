@@ -24,7 +24,8 @@ def network(**changes):
 
 def gradient_of_spans(config):
   """(what the network measures, the gradient of a loss by the spans)."""
-  params, tokens = networks.random_params(config), networks.tokens(config)
+  params = networks.random_params(config)
+  tokens = networks.tokens(config)
   spans = jnp.array([[0.35, 0.52], [0.71, 0.13], [0.94, 0.22]])
 
   def loss(spans):
@@ -46,8 +47,10 @@ def test_heads_of_layers_have_spans_of_their_own():
   assert (
     (expected != 0) == [[True, True], [False, False], [True, False]]
   ).all()
+
   blocked = network(backend="streamed", remat="block_but_attention")
   _, found = gradient_of_spans(blocked)
+
   np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
@@ -68,8 +71,10 @@ def test_penalty_shortens_spans_within_bounds(monkeypatch):
       "optimizer.learning_rate": 0.3,
     }
   )
-  experiment, lines = Experiment(config), []
-  state, step = experiment.init(), jax.jit(experiment.step)
+  experiment = Experiment(config)
+  lines = []
+  state = experiment.init()
+  step = jax.jit(experiment.step)
   state.params["spans"] = jnp.full((2, 2), 0.5)
   for i in range(3):
     state, measured = step(state, np.asarray(experiment.batch(i)))
@@ -77,6 +82,7 @@ def test_penalty_shortens_spans_within_bounds(monkeypatch):
   # The first update of the warm-up is 0; the next are of the learning rate.
   expected = [[[20, 0]] * 2, [[20, 0]] * 2, [[8, 0]] * 2]
   found = [line["spans"] for line in lines]
+
   np.testing.assert_allclose(found, expected, atol=0.1)
   np.testing.assert_allclose([x["span"] for x in lines], [20, 20, 8], atol=0.1)
   np.testing.assert_array_equal(state.params["spans"], [[0, 0.5]] * 2)

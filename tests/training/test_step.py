@@ -75,6 +75,7 @@ def test_micro_batches_of_padded_rows_count_as_much_as_their_symbols():
     config, optimizer, step = stepper(**{"train.accumulation": micro})
     _, metrics = step(table_state(optimizer), padded)
     found.append((metrics["nats"], metrics["gradient_norm"]))
+
   np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
 
 
@@ -95,14 +96,22 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
 ):
   monkeypatch.setattr(optimizer_lib, "CLIP_NORM", clip_norm)
   monkeypatch.setattr(optimizer_lib, "EPSILON", 1e-3)
-  settings = dict(learning_rate=0.01, weight_decay=0.3, beta1=0.8, beta2=0.95)
-  settings |= dict(ema_decay=0.25, warmup_steps=2)
+  settings = dict(
+    learning_rate=0.01,
+    weight_decay=0.3,
+    beta1=0.8,
+    beta2=0.95,
+    ema_decay=0.25,
+    warmup_steps=2,
+  )
   settings = {f"optimizer.{x}": y for x, y in settings.items()}
   config, optimizer, step = stepper(**settings, **{"train.steps": 6})
-  state, gradient = table_state(optimizer), jax.jit(jax.grad(mean_loss))
+  state = table_state(optimizer)
+  gradient = jax.jit(jax.grad(mean_loss))
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
   m = jax.tree.map(np.zeros_like, p)
-  v, ema = jax.tree.map(np.zeros_like, p), p
+  v = jax.tree.map(np.zeros_like, p)
+  ema = p
   for t in range(5):
     batch = tokens(4, seed=t)
     g = gradient(jax.tree.map(np.float32, p), batch)
@@ -147,12 +156,14 @@ def test_random_numbers_depend_only_on_seed_and_step():
 
   assert nats(0, 3) == nats(0, 3, bias=2.0)
   assert len({nats(0, 3), nats(0, 4), nats(1, 3), nats(1, 4)}) == 4
+
   # Two micro-batches of equal examples draw different numbers.
   rng = jax.random.fold_in(jax.random.key(0), 3)
   halves = [
     float(mean_loss({"bias": jnp.zeros(5)}, batch[:2], noise, part))
     for part in jax.random.split(rng, 2)
   ]
+
   assert halves[0] != halves[1]
   found = nats(0, 3, accumulation=2)
   assert found == pytest.approx(sum(halves) / 2, rel=1e-5)
@@ -168,12 +179,15 @@ def trained():
   """(experiment, batches, step, first states, losses) of 30 steps."""
   experiment = Experiment(runs.tiny(**SETTINGS))
   batches = [np.asarray(experiment.batch(i)) for i in range(30)]
-  step, state = jax.jit(experiment.step), jax.jit(experiment.init)()
-  states, losses = [], []
+  step = jax.jit(experiment.step)
+  state = jax.jit(experiment.init)()
+  states = []
+  losses = []
   for batch in batches:
     states = [*states, state][:4]
     state, measured = step(state, batch)
     losses.append(float(measured["nats"]))
+
   return experiment, batches, step, states, losses
 
 
@@ -197,8 +211,10 @@ def test_accumulation_gives_the_same_update(trained):
 
 
 def test_initial_state_is_a_function_of_the_seed_and_can_be_donated(trained):
-  experiment, first = trained[0], trained[3][0]
+  experiment = trained[0]
+  first = trained[3][0]
   same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
+
   same(jax.jit(experiment.init)(), first)
   same(first.params, first.ema)
   init = jax.jit(functools.partial(model_lib.init_params, experiment.model))
@@ -226,7 +242,8 @@ def test_gradient_is_that_of_all_losses_and_nats_are_nats(accumulation):
   _, optimizer, step = stepper(
     measure=measure, **{"train.accumulation": accumulation}
   )
-  state, batch = table_state(optimizer), tokens(8)
+  state = table_state(optimizer)
+  batch = tokens(8)
 
   def total(params):
     found = measure(params)
@@ -235,6 +252,7 @@ def test_gradient_is_that_of_all_losses_and_nats_are_nats(accumulation):
 
   _, measured = step(state, batch)
   norm = optax.tree.norm(jax.jit(jax.grad(total))(state.params))
+
   assert measured["gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
   nats = float(mean_loss(state.params, batch))
   assert measured["nats"] == pytest.approx(nats, rel=1e-6)

@@ -1,6 +1,5 @@
 """Settings for all tests."""
 
-import collections
 import ctypes
 import gc
 import itertools
@@ -51,18 +50,6 @@ def pytest_collection_finish():
   """Makes collections of garbage cheap: most objects are here to stay."""
   gc.freeze()
   gc.set_threshold(50_000, 20, 20)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-  """Leaves to soak all but one case in k of a test marked one_in(k)."""
-  count = collections.Counter()
-  for item in items:
-    if mark := item.get_closest_marker("one_in"):
-      name = item.nodeid.partition("[")[0]
-      if count[name] % mark.args[0]:
-        item.add_marker(pytest.mark.soak)
-      count[name] += 1
 
 
 @pytest.fixture(scope="session")

@@ -78,7 +78,10 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
     path.unlink()
 
   reasons = {name: entry.get("failed", "") for name, entry in found.items()}
-  failed = dict(raises="ValueError: no", dies="its process ended with 7")
+  failed = dict(
+    raises="ValueError: no",
+    dies="its process ended with 7",
+  )
   failed["hangs"] = "it took too long"
 
   assert reasons == dict(good="", last="") | failed
@@ -153,7 +156,10 @@ def test_bad_settings_are_one_line(words, line, tmp_path):
 
 @pytest.mark.parametrize(
   "words, kind",
-  [("Out of memory", "skipped"), ("Shared memory size limit", "failed")],
+  [
+    ("Out of memory", "skipped"),
+    ("Shared memory size limit", "failed"),
+  ],
 )
 def test_lack_of_memory_is_no_failure_but_for_kernels(words, kind):
   def run():

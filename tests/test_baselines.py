@@ -135,7 +135,11 @@ def test_clips_are_frames_one_below_the_other_in_the_order_of_time():
 
 
 @pytest.mark.parametrize(
-  "words, line", [(["a.avi"], "give a video"), (["a.avi", "b.npy"], "a.avi")]
+  "words, line",
+  [
+    (["a.avi"], "give a video"),
+    (["a.avi", "b.npy"], "a.avi"),
+  ],
 )
 def test_clips_need_a_video_that_can_be_read(words, line, capsys):
   assert runs.command("benchmarks/video.py", *words) == 1

@@ -81,7 +81,10 @@ def test_named_patterns_are_bidirectional_and_expressions_as_given():
 def write_texts(folder):
   """Writes files with more letters of one kind; returns the config of a run."""
   random = np.random.RandomState(0)
-  for name, share in (("a", 0.8), ("b", 0.2)):
+  for name, share in (
+    ("a", 0.8),
+    ("b", 0.2),
+  ):
     (folder / name).mkdir(parents=True)
     for i in range(100):
       number = random.randint(6, 17)
@@ -200,7 +203,10 @@ def test_symbols_of_labelled_data_are_predicted_and_padding_is_not_scored():
 @pytest.mark.soak
 def test_classifier_starts_from_a_generator_of_its_data(tmp_path, capsys):
   config = write_texts(tmp_path / "texts")
-  changes = {"model.task": "generate", "train.steps": 20}
+  changes = {
+    "model.task": "generate",
+    "train.steps": 20,
+  }
   config.update_from_flattened_dict(changes)
   train(config, tmp_path / "generator")
   lines = metrics.read(tmp_path / "generator")

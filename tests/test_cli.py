@@ -93,7 +93,11 @@ def test_error_that_a_user_can_fix_becomes_one_line(
 
 
 @pytest.mark.parametrize(
-  "words, error", [([], RuntimeError), (["--verbosity=1"], ValueError)]
+  "words, error",
+  [
+    ([], RuntimeError),
+    (["--verbosity=1"], ValueError),
+  ],
 )
 def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
   def main(argv):
@@ -189,7 +193,8 @@ def test_file_of_a_command_says_how_to_run_it(name):
 def test_device_that_is_absent_is_said_in_one_line(tmp_path):
   words = runs.DIGITS, f"--workdir={tmp_path / 'new'}"
   done = runs.python("train.py", *words, JAX_PLATFORMS="gpu")
-  assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+  assert done.returncode == 1
+  assert done.stderr.count("\n") == 1
   assert "JAX_PLATFORMS=gpu XLA_FLAGS=" in done.stderr
   assert "no such device is found" in done.stderr
 
@@ -229,7 +234,8 @@ def main(argv): {program}
 cli.run(main)
 """
   done = runs.python("-c", script, **{variable: value})
-  assert (done.returncode, done.stderr.count("\n")) == (status, status)
+  assert done.returncode == status
+  assert done.stderr.count("\n") == status
 
 
 def test_function_of_a_config_file_gets_the_metrics(
@@ -276,7 +282,10 @@ def own(tmp_path, monkeypatch):
   """The folder of a run with a pattern and data that its config.py adds."""
   monkeypatch.chdir(tmp_path)
   before = [(x, dict(x)) for x in (data.SOURCES, patterns.CATALOGUE)]
-  changes = {"attention.pattern": "Local(2) | Mine (8)", "data.name": "mine"}
+  changes = {
+    "attention.pattern": "Local(2) | Mine (8)",
+    "data.name": "mine",
+  }
   config_lib.write_config("a run", runs.tiny(**changes))
   (tmp_path / "a run" / "config.py").write_text(OWN)
   yield tmp_path / "a run"

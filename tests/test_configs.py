@@ -45,7 +45,10 @@ def paths():
     (folder / "texts" / name).mkdir(parents=True)
     (folder / "texts" / name / "1.txt").touch()
   np.save(folder / "clips.npy", np.zeros((49, 256, 16), np.uint8))
-  return dict(labelled=f"{folder}/texts", images=f"{folder}/clips.npy")
+  return dict(
+    labelled=f"{folder}/texts",
+    images=f"{folder}/clips.npy",
+  )
 
 
 def docstring(name):
@@ -69,9 +72,13 @@ def test_preset_sets_only_known_fields_to_values_of_their_types(name):
   found = fields(load(name))
   known = fields(config_lib.get_config())
   # The default () does not show the type of its items.
-  for field, kind in ("attention.cycle", int), ("data.orders", str):
+  for field, kind in (
+    ("attention.cycle", int),
+    ("data.orders", str),
+  ):
     assert found[field] in ((tuple, set()), (tuple, {kind}))
     del found[field], known[field]
+
   assert found == known
   schema.typed(load(name))
 

@@ -95,7 +95,13 @@ def test_converted_network_computes_what_theirs_does(name, tmp_path, capfd):
 
 @golden
 @pytest.mark.soak
-@pytest.mark.parametrize("name, number", [("rot", 1), ("rot-c-tr-js", 4)])
+@pytest.mark.parametrize(
+  "name, number",
+  [
+    ("rot", 1),
+    ("rot-c-tr-js", 4),
+  ],
+)
 def test_converted_network_computes_what_theirs_does_in_any_order(
   name, number, tmp_path, capfd
 ):
@@ -192,7 +198,10 @@ def test_mistake_is_noticed(mistake, tmp_path, monkeypatch):
 def converted(images, tmp_path_factory):
   """(a run, the arrays of its file)."""
   folder = tmp_path_factory.mktemp("x")
-  starts = [("sos_rot", 4), ("sos_tr", 2)]
+  starts = [
+    ("sos_rot", 4),
+    ("sos_tr", 2),
+  ]
   small = {
     "model.width": 16,
     "model.num_layers": 4,
@@ -293,7 +302,10 @@ def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
   images = tmp_path / "images.npy"
   run = tmp_path / "run"
   np.save(images, np.zeros((20, 4, 6, 3), np.uint8))
-  changes = {"data.name": "images", "data.path": str(images)}
+  changes = {
+    "data.name": "images",
+    "data.path": str(images),
+  }
   path = made_of(runs.tiny(**changes), tmp_path)
   moved = images.rename(tmp_path / "moved.npy")
   assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
@@ -378,7 +390,10 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   shape = (32, 32, 3)
   settings = preset["hyperparams"]
   depth = preset["layers"]
-  sizes = dict(width=settings["n_embd"], half=settings["qk_ratio"] == 0.5)
+  sizes = dict(
+    width=settings["n_embd"],
+    half=settings["qk_ratio"] == 0.5,
+  )
   arrays = made.arrays(
     2,
     shape=shape,

@@ -27,7 +27,10 @@ def workdir(tmp_path_factory):
   """A run on a text, with checkpoints of steps 2 and 4."""
   folder = tmp_path_factory.mktemp("runs")
   (folder / "text").write_bytes(b"to be or not to be, that is " * 30)
-  changes = {"checkpoint.keep": 5, "model.dropout": 0.5}  # not in evaluation
+  changes = {
+    "checkpoint.keep": 5,
+    "model.dropout": 0.5,
+  }  # not in evaluation
   config = runs.text(folder / "text", **changes)
   loop.train(config, folder / "run")
   return folder / "run"
@@ -37,7 +40,11 @@ def with_random_params(state):
   rng = np.random.default_rng(0)
   draw = lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
   params = jax.tree.map(draw, state.params)
-  return dataclasses.replace(state, params=params, ema=params)
+  return dataclasses.replace(
+    state,
+    params=params,
+    ema=params,
+  )
 
 
 def test_every_step_is_scored_with_every_context(workdir, capfd):
@@ -51,7 +58,8 @@ def test_every_step_is_scored_with_every_context(workdir, capfd):
   assert again == [line for line in found if line["min_context"] == 7]
   assert scores(capfd, workdir) == [found[3]]  # the last step, no context
   (raw,) = scores(capfd, workdir, "--weights=params")
-  assert (raw["weights"], found[3]["weights"]) == ("params", "ema")
+  assert raw["weights"] == "params"
+  assert found[3]["weights"] == "ema"
   assert raw["bits_per_dim"] != found[3]["bits_per_dim"]
   words = "--split=validation", "--config.eval.sequences=0"  # it scored 8
   assert "in_training" not in scores(capfd, workdir, *words)[0]
@@ -73,7 +81,8 @@ def test_scores_are_float32_unless_asked(tmp_path, capfd):
   runs.untrained(tmp_path, config, with_random_params)
   (found,) = scores(capfd, tmp_path)
   (other,) = scores(capfd, tmp_path, "--config.model.dtype=float16")
-  assert (found["dtype"], other["dtype"]) == ("float32", "float16")
+  assert found["dtype"] == "float32"
+  assert other["dtype"] == "float16"
   assert found["bits_per_dim"] != other["bits_per_dim"]
   assert found["bits_per_dim"] == pytest.approx(other["bits_per_dim"], abs=0.02)
 
@@ -98,7 +107,11 @@ def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
 
 def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
   folder = shutil.copytree(workdir, tmp_path / "run")
-  for step, bits in ((4, 4.5), (2, float("nan")), (2, 3.5)):
+  for step, bits in (
+    (4, 4.5),
+    (2, float("nan")),
+    (2, 3.5),
+  ):
     about = folder / "checkpoints" / str(step) / "about" / "metadata"
     content = json.loads(about.read_text()) | {"validation": bits}
     about.write_text(json.dumps(content))
@@ -130,7 +143,10 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   assert own["overrides"] == again["overrides"] == {}
 
   saved = runs.files(folder / "evaluations")
-  settings = {"attention.pattern": "Local(2)", "model.dtype": "float16"}
+  settings = {
+    "attention.pattern": "Local(2)",
+    "model.dtype": "float16",
+  }
   for name, value in settings.items():
     (other,) = scores(capfd, folder, f"--config.{name}={value}")
     assert other["overrides"] == {name: value}
@@ -158,7 +174,8 @@ def test_first_examples_are_scored_apart(workdir, tmp_path, capfd):
   saved = runs.files(folder / "evaluations")
   (part,) = scores(capfd, folder, *words, "--examples=2")
 
-  assert (part["examples"], part["tokens"]) == (2, 32 + 25)
+  assert part["examples"] == 2
+  assert part["tokens"] == 32 + 25
   assert part["overrides"] == dict(examples=2)
   assert part["bits_per_dim"] != whole["bits_per_dim"]
   now = runs.files(folder / "evaluations")
@@ -297,7 +314,8 @@ def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
   assert result["bits_per_dim"] == pytest.approx(math.log2(17), abs=1e-6)
   name = "digits/evaluations/test-step0-context0-ema.png"
   assert (tmp_path / name).stat().st_size > 1000
-  assert (result["step"], result["examples"]) == (0, 200)
+  assert result["step"] == 0
+  assert result["examples"] == 200
   assert not result.keys() & {"by_channel", "optimum"}  # digits are gray
 
   path = tmp_path / "text"
@@ -311,7 +329,8 @@ def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
   assert ends == ["min_context=0", "min_context=20"]
   for result in scores(capfd, tmp_path / "run", context):
     assert result["bits_per_dim"] == pytest.approx(8, abs=1e-6)
-    assert (result["tokens"], result["unit"]) == (125, "bits/byte")
+    assert result["tokens"] == 125
+    assert result["unit"] == "bits/byte"
 
 
 def test_images_are_scored_by_channel(tmp_path, monkeypatch):

@@ -34,11 +34,14 @@ def test_digits():
 
   assert parameters == 1_196_416
   local, strided = result["attention"]
-  assert (local["layers"], strided["layers"]) == ([0, 2, 4], [1, 3, 5])
+  assert local["layers"] == [0, 2, 4]
+  assert strided["layers"] == [1, 3, 5]
   assert local["pairs"] == 64 * 8 - 28
   assert local["keys_max"] == 8
-  assert (local["cache"], strided["cache"]) == (8, 64 - 7)
-  assert (local["tile"], local["computed"]) == ([64], 64**2)
+  assert local["cache"] == 8
+  assert strided["cache"] == 64 - 7
+  assert local["tile"] == [64]
+  assert local["computed"] == 64**2
   # 12 FLOPs for each pair and for each of 32 channels.
   pairs = 4 * 3 * (484 + 288)
   assert result["flops"]["attention"] == pairs * 12 * 32 / 64
@@ -93,7 +96,8 @@ def test_patterns_that_follow_the_content():
   row = rows[str(blocks)]
 
   assert row["pairs"] == 64 * 4.5 + 64 * 8 * (0 + 1 + 2 + 3 * 5) / 8
-  assert (row["keys_max"], row["executor"]) == (8 + 24, "streamed, gathered")
+  assert row["keys_max"] == 8 + 24
+  assert row["executor"] == "streamed, gathered"
   assert row["computed"] % 64 == 0
   assert row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2
@@ -135,7 +139,10 @@ def test_heads_of_a_run_are_drawn_on_an_example(tmp_path, capsys):
   # Patterns that follow the content, two with directions in the first head.
   first = "Local(4) | Routing(4, 8) | Routing(8, 4)"
   pattern = f"({first}, Block(8) | TopBlocks(8, 3)), Strided(8)"
-  changes = {"attention.pattern": pattern, "model.num_layers": 2}
+  changes = {
+    "attention.pattern": pattern,
+    "model.num_layers": 2,
+  }
   run = runs.untrained(tmp_path, runs.tiny(**changes))
   words = f"--workdir={run}", "--example=3"
   assert runs.command(SCRIPT, *words, "--json") == 0

@@ -188,7 +188,10 @@ def test_pattern_of_the_weights_is_named(source, trained, tmp_path, capsys):
   path = tmp_path / "digits.safetensors"
   new = tmp_path / "new"
   assert command(trained, path) == 0
-  start = {"train.steps": 0, "attention.pattern": "dense"}
+  start = {
+    "train.steps": 0,
+    "attention.pattern": "dense",
+  }
   start["train.init_from"] = str(path if source == "file" else trained)
   words = runs.DIGITS, *runs.flags_of(**start), f"--workdir={new}"
   assert runs.command("train.py", *words) == 0
@@ -202,7 +205,10 @@ def test_file_names_no_path_of_the_machine(tmp_path):
   text = tmp_path / "a text.txt"
   text.write_text("to be or not to be " * 40)
   first = runs.untrained(tmp_path / "first", runs.text(text))
-  given = {"train.init_from": str(first), "attention.backend": "dense"}
+  given = {
+    "train.init_from": str(first),
+    "attention.backend": "dense",
+  }
   config = runs.text(text, **given | {"mesh.data": 1})
   run = runs.untrained(tmp_path / "run", config)
   path = tmp_path / "x.safetensors"
@@ -216,7 +222,10 @@ def test_file_names_no_path_of_the_machine(tmp_path):
   changed = (
     schema.flatten(found.config).items() - schema.flatten(config).items()
   )
-  default = {"attention.backend": "auto", "mesh.data": -1}
+  default = {
+    "attention.backend": "auto",
+    "mesh.data": -1,
+  }
 
   assert dict(changed) == default | {"data.path": "", "train.init_from": ""}
 

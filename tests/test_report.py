@@ -83,7 +83,10 @@ def test_page_says_what_the_run_was_trained_on(tmp_path):
 def test_page_lists_changes_of_the_config(workdir, tmp_path):
   copy = shutil.copytree(workdir, tmp_path / "run")
   path = copy / config.CHANGES
-  change = dict(step=1, changes={"attention.pattern": ["dense", "<local>"]})
+  change = dict(
+    step=1,
+    changes={"attention.pattern": ["dense", "<local>"]},
+  )
   path.write_text(json.dumps(change) + "\n")
   page = runs.report(copy)
   cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"

@@ -58,7 +58,10 @@ def rotary(tmp_path_factory):
 
 def test_texts_of_other_lengths_begin_alike(text, rotary, tmp_path, capfd):
   """With rotary positions, a network can also draw longer texts."""
-  for workdir, lengths in (text, (20, 32)), (rotary, (20, 32, 75)):
+  for workdir, lengths in (
+    (text, (20, 32)),
+    (rotary, (20, 32, 75)),
+  ):
     found = {}
     for length in lengths:
       out = tmp_path / f"{length}"

@@ -107,7 +107,8 @@ def test_signal_to_the_check_of_kernels_is_not_one_to_the_run():
   asyncio, which JAX imports, takes the pipe from a process that is forked.
   """
   done = runs.python("-c", FORKED)
-  assert (done.stdout, done.stderr) == ("0 None\n", "")
+  assert done.stdout == "0 None\n"
+  assert done.stderr == ""
 
 
 def test_threads_catch_no_signals():

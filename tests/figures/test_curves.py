@@ -79,7 +79,13 @@ def test_only_positions_that_every_window_scores_are_drawn(min_context):
 
 
 @pytest.mark.parametrize(
-  "n, min_context", [(1, 0), (2, 1), (64, 0), (1000, 100)]
+  "n, min_context",
+  [
+    (1, 0),
+    (2, 1),
+    (64, 0),
+    (1000, 100),
+  ],
 )
 def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
   _, means, _ = points(of_positions(np.full(n, 2.0), min_context))
@@ -106,7 +112,14 @@ def test_positions_that_are_not_scored_are_left_out():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("rows, columns", [(8, 8), (32, 2), (2, 64)])
+@pytest.mark.parametrize(
+  "rows, columns",
+  [
+    (8, 8),
+    (32, 2),
+    (2, 64),
+  ],
+)
 def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
   shape = rows, columns, channels
   result = dict(RESULT)
@@ -117,7 +130,8 @@ def test_bits_by_pixel_have_the_shape_of_the_image(rows, columns, channels):
   *panels, bar = figure.axes
 
   assert len(panels) == channels
-  assert (bar.get_ylabel(), panels[0].get_ylabel()) == ("bits/dim", "row")
+  assert bar.get_ylabel() == "bits/dim"
+  assert panels[0].get_ylabel() == "row"
   titles = [panel.get_title() for panel in panels]
   assert titles == (["red", "green", "blue"] if channels == 3 else [""])
   colors = set()

@@ -29,7 +29,12 @@ def colors_of_cells(figure, path):
 
 
 @pytest.mark.parametrize(
-  "shape, n", [((8, 8, 1), 64), ((4, 4, 3), 48), ((3, 16), 37)]
+  "shape, n",
+  [
+    ((8, 8, 1), 64),
+    ((4, 4, 3), 48),
+    ((3, 16), 37),
+  ],
 )
 def test_saved_picture_shows_each_key_and_each_query(shape, n, tmp_path):
   drawn = (catalogue.Around(), patterns.Strided(5), patterns.BigBird(4))

@@ -72,7 +72,10 @@ def _resources(log):
     max(map(int, re.findall(rf"(\d+) {what}", log)), default=0)
     for what in ("registers,", "bytes spill stores", "bytes spill loads")
   )
-  return dict(registers=registers, spilled_bytes=stores + loads)
+  return dict(
+    registers=registers,
+    spilled_bytes=stores + loads,
+  )
 
 
 def _copies_in_flight(code):

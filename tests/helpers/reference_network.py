@@ -77,7 +77,10 @@ def logits(config, shape, params, tokens, separator=None):
     separator: the symbol that ends a document.
   """
   x = embed(params, shape, tokens, config.model.task == "classify")
-  of_kind = {"blocks": 0, "expert_blocks": 0}  # blocks so far
+  of_kind = {
+    "blocks": 0,
+    "expert_blocks": 0,
+  }  # blocks so far
   for layer in range(config.model.num_layers):
     kind = "blocks"
     if config.model.experts and layer % 2:
@@ -87,7 +90,10 @@ def logits(config, shape, params, tokens, separator=None):
       for part, weights in params[kind].items()
     }
     of_kind[kind] += 1
-    options = {"spans": params.get("spans"), "sinks": params.get("sinks")}
+    options = {
+      "spans": params.get("spans"),
+      "sinks": params.get("sinks"),
+    }
     options |= params.get("centroids", {})
     options = {x: c[layer] for x, c in options.items() if c is not None}
     own = {name: np.float64(x) for name, x in options.items()}

@@ -10,7 +10,10 @@ def arrays(
 ):
   """{name: array} of all that their code saves."""
   inner, mlp = (width // 2, 2 * width) if half else (width, 4 * width)
-  shapes = {"we": (vocab, width), "gen_logits/logits_proj": (width, vocab)}
+  shapes = {
+    "we": (vocab, width),
+    "gen_logits/logits_proj": (width, vocab),
+  }
   shapes |= {f"pos_emb_{i}": (n, width) for i, n in enumerate(shape)}
   shapes |= {f"sos_token/{name}": (rows, width) for name, rows in starts}
   shapes |= {} if starts else {"sos_token/sos": (1, 1, width)}

@@ -38,7 +38,11 @@ def config(name, path="", **changes):
     orders=(),
     splits="auto",
   )
-  return types.SimpleNamespace(name=name, path=str(path), **fields | changes)
+  return types.SimpleNamespace(
+    name=name,
+    path=str(path),
+    **fields | changes,
+  )
 
 
 def source_of(name, path="", **changes):

@@ -88,7 +88,10 @@ STATIC = (Local(9) | Strided(7), Causal()) * 2
 @pytest.mark.parametrize(
   "heads, backend, number",
   listed(
-    default=[(CONTENT, "auto", 3), (STATIC, "auto", 2)],
+    default=[
+      (CONTENT, "auto", 3),
+      (STATIC, "auto", 2),
+    ],
     every=itertools.product((CONTENT, STATIC), ("auto", "dense"), (2, 3)),
   ),
 )

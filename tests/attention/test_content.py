@@ -64,7 +64,13 @@ def run(*inputs, heads, backend="auto", tile=16):
     return laws.with_gradients(attention, *inputs)
 
 
-@pytest.mark.parametrize("heads, n", [(ALONE, 50), (ALGEBRA, 53)])
+@pytest.mark.parametrize(
+  "heads, n",
+  [
+    (ALONE, 50),
+    (ALGEBRA, 53),
+  ],
+)
 def test_realized_pairs_are_those_of_the_definition(heads, n):
   q, k, *_ = laws.random_inputs(n, 3)
   found = np.asarray(realize(q, k, heads))

@@ -69,7 +69,9 @@ def check_steps(
   )
   options |= dict(directions=laws.directions_of(heads))
   reference = functools.partial(
-    attention.attend, patterns=heads, backend="dense"
+    attention.attend,
+    patterns=heads,
+    backend="dense",
   )
   expected = jax.jit(functools.partial(reference, **options))(q, k, v)
 
@@ -86,7 +88,10 @@ def check_steps(
       dtype=dtype,
       layers=2,
     )
-    given = dict(layer=layer, directions=options["directions"])
+    given = dict(
+      layer=layer,
+      directions=options["directions"],
+    )
     return attention.fill_cache(cache, *prompt, **given) if prompt else cache
 
   @jax.jit
@@ -116,7 +121,11 @@ def check_steps(
 @pytest.mark.parametrize(
   "first, num",
   listed(
-    default=[(0, HEADS), (8, 1), (16, 2)],
+    default=[
+      (0, HEADS),
+      (8, 1),
+      (16, 2),
+    ],
     every=itertools.product(
       range(0, len(catalogue.CAUSAL), HEADS), (HEADS, 1, 2)
     ),
@@ -154,7 +163,11 @@ CONTENT = (
 @pytest.mark.parametrize(
   "heads, num",
   listed(
-    default=[(CONTENT[0], HEADS), (CONTENT[2], 2), (CONTENT[4], 1)],
+    default=[
+      (CONTENT[0], HEADS),
+      (CONTENT[2], 2),
+      (CONTENT[4], 1),
+    ],
     every=itertools.product(CONTENT, (HEADS, 2, 1)),
   ),
 )

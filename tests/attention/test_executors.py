@@ -296,7 +296,11 @@ def test_gradient_is_exactly_zero_outside_the_pattern(heads, backend):
 @each_plain_or_dense
 @pytest.mark.parametrize(
   "dtype, tolerance",
-  [(jnp.bfloat16, 0.02), soak(jnp.float16, 0.0025), soak(jnp.float32, 2e-5)],
+  [
+    (jnp.bfloat16, 0.02),
+    soak(jnp.float16, 0.0025),
+    soak(jnp.float32, 2e-5),
+  ],
 )
 @pytest.mark.usefixtures("optimized")
 def test_each_dtype_stays_close_in_optimized_programs(
@@ -308,7 +312,11 @@ def test_each_dtype_stays_close_in_optimized_programs(
 
 @pytest.mark.parametrize(
   "backend, dtype",
-  [(GPU, jnp.bfloat16), soak(GPU, jnp.float16), soak(TPU, jnp.bfloat16)],
+  [
+    (GPU, jnp.bfloat16),
+    soak(GPU, jnp.float16),
+    soak(TPU, jnp.bfloat16),
+  ],
 )
 def test_narrow_dtypes_of_kernels(backend, dtype):
   agrees(backend, laws.TWO_SLOTS, LENGTH, dtype=dtype)
@@ -320,7 +328,11 @@ def test_float64_is_computed_in_float64(backend):
     agrees(backend, [Strided(5)], 24, dtype=jnp.float64, tolerance=1e-13)
 
 
-SCALES = (-0.7, 0.0), (-0.7, 2.0), (0.0, 0.0)
+SCALES = (
+  (-0.7, 0.0),
+  (-0.7, 2.0),
+  (0.0, 0.0),
+)
 
 
 @pytest.mark.parametrize(
@@ -528,7 +540,11 @@ def test_auto_tries_registered_executors_and_a_named_one_says_why(request):
 
 def step_of(patterns, backend):
   """The gradients of attention by a cotangent."""
-  attention = functools.partial(attend, patterns=patterns, backend=backend)
+  attention = functools.partial(
+    attend,
+    patterns=patterns,
+    backend=backend,
+  )
   return jax.jit(lambda q, k, v, dout: jax.vjp(attention, q, k, v)[1](dout))
 
 
@@ -543,7 +559,11 @@ def test_batched_executor_lowers_for_accelerators():
 
 @pytest.mark.parametrize(
   "pattern, tile",
-  [(Local(128), 64), (Block(128), 128), (Strided(128), 96)],  # columns of 96
+  [
+    (Local(128), 64),
+    (Block(128), 128),
+    (Strided(128), 96),  # columns of 96
+  ],
 )
 def test_tile_is_chosen_from_the_pattern(pattern, tile):
   case = laws.case(

@@ -51,11 +51,15 @@ def test_equal_matrices_share_a_compiled_program():
 def test_they_combine_with_content_and_spans(content):
   heads = content & where(catalogue.similar), content | PAST
   q, k, v, *_ = laws.random_inputs(N, len(heads))
-  given = dict(patterns=heads, directions=laws.directions_of(heads))
+  given = dict(
+    patterns=heads,
+    directions=laws.directions_of(heads),
+  )
   found, expected = (
     jax.jit(functools.partial(attend, **given, backend=backend))(q, k, v)
     for backend in ("auto", "dense")
   )
+
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -161,6 +165,12 @@ def test_functions_are_evaluated_within_a_mesh(axis_type):
   with jax.set_mesh(jax.make_mesh((1,), ("x",), (axis_type,))):
     table = jnp.arange(N) // 10
     x = jax.device_put(jnp.arange(8.0), split)
-    jax.jit(jax.shard_map(body, in_specs=split, out_specs=split))(x)
+    jax.jit(
+      jax.shard_map(
+        body,
+        in_specs=split,
+        out_specs=split,
+      )
+    )(x)
 
   assert found == [5 * 10**2 + 3**2]

@@ -40,9 +40,13 @@ def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
   monkeypatch.setattr(grouping, "LIMIT", limit)
   labels_NE, num, tile = CASES[name]
   size = labels_NE.shape[1]
-  found = jax.jit(functools.partial(grouping.group, num=num, tile=tile))(
-    labels_NE
-  )
+  found = jax.jit(
+    functools.partial(
+      grouping.group,
+      num=num,
+      tile=tile,
+    )
+  )(labels_NE)
   num_tiles = found.labels.shape[1]
 
   assert found.entries.shape == (len(labels_NE), num_tiles, tile)
@@ -62,7 +66,14 @@ def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
   assert all(x.dtype == np.int32 for x in found)
 
 
-@pytest.mark.parametrize("size, num, tile", [(9, 4, 3), (3, 5, 2), (8, 1, 8)])
+@pytest.mark.parametrize(
+  "size, num, tile",
+  [
+    (9, 4, 3),
+    (3, 5, 2),
+    (8, 1, 8),
+  ],
+)
 def test_tiles_suffice_and_none_is_too_many(size, num, tile):
   shares = itertools.combinations_with_replacement(range(num), size)
   most = max(len(in_python(labels, num, tile)) for labels in shares)

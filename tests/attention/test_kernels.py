@@ -161,7 +161,11 @@ def test_devices_may_have_more_keys_than_queries(part):
 
 def test_lowering_warns_of_one_deprecation_only():
   """Pallas-Triton itself, known since JAX 0.11: see docs/kernels.md."""
-  gpu = AbstractDevice("NVIDIA H100", num_cores=132, platform="gpu")
+  gpu = AbstractDevice(
+    "NVIDIA H100",
+    num_cores=132,
+    platform="gpu",
+  )
   mesh = AbstractMesh((1,), ("x",), abstract_device=gpu)
   x = jax.ShapeDtypeStruct((1, 256, 2, 64), jnp.bfloat16)
   attention = functools.partial(attend, patterns=Local(9) | Strided(9))

@@ -164,7 +164,13 @@ def test_change_of_the_source_is_found_at_long_n(name, monkeypatch):
   assert "failed" in correctness.check("mutant", mix, "bfloat16")
 
 
-@pytest.mark.parametrize("side, other", [("by_query", 1), ("by_key", -1)])
+@pytest.mark.parametrize(
+  "side, other",
+  [
+    ("by_query", 1),
+    ("by_key", -1),
+  ],
+)
 @pytest.mark.parametrize("step", [0, 1], ids=["too few", "too many"])
 @pytest.mark.parametrize("dtype", correctness.TOLERANCES)
 def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):

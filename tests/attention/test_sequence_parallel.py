@@ -78,7 +78,13 @@ def pairs_of_device(part, layout):
 
 
 @pytest.mark.parametrize("num_devices", DEVICES)
-@pytest.mark.parametrize("n, tile", [(96, 8), soak(80, 4)])
+@pytest.mark.parametrize(
+  "n, tile",
+  [
+    (96, 8),
+    soak(80, 4),
+  ],
+)
 def test_each_pair_is_computed_once_from_what_devices_have(
   n, tile, num_devices
 ):
@@ -114,7 +120,13 @@ def received_by(program: jax.stages.Compiled, num_devices: int) -> int:
 
 
 @pytest.mark.parametrize("num_devices", [4, 8, 32])
-@pytest.mark.parametrize("n, size, width", [(4096, 64, 16), (12_288, 128, 32)])
+@pytest.mark.parametrize(
+  "n, size, width",
+  [
+    (4096, 64, 16),
+    (12_288, 128, 32),
+  ],
+)
 def test_devices_receive_no_more_than_a_pattern_needs(
   n, size, width, num_devices
 ):
@@ -126,16 +138,19 @@ def test_devices_receive_no_more_than_a_pattern_needs(
   )
   block = slices(Block(size))
 
-  assert (block.queries.shifts, block.keys.shifts) == ((), ())
+  assert block.queries.shifts == ()
+  assert block.keys.shifts == ()
   assert block.received == 0
 
   local = slices(Local(size))
-  assert (local.queries.shifts, local.keys.shifts) == ((), (1,))
+  assert local.queries.shifts == ()
+  assert local.keys.shifts == (1,)
   assert local.received == size - 1
   assert slices(Strided(size)).received <= 2 * n / num_devices
 
   summary = slices(Summary(size, width))
-  assert (summary.queries.shifts, summary.keys.shifts) == ((), None)
+  assert summary.queries.shifts == ()
+  assert summary.keys.shifts is None
   assert summary.received <= n * width / size + 64 * num_devices
 
 
@@ -167,7 +182,11 @@ def test_devices_exchange_heads_for_positions_where_slices_need_more(
     found.extend(plan_device(executor, (part,) * num_heads, case, ("x",)))
     return x
 
-  split = functools.partial(jax.shard_map, in_specs=P("x"), out_specs=P("x"))
+  split = functools.partial(
+    jax.shard_map,
+    in_specs=P("x"),
+    out_specs=P("x"),
+  )
   with jax.sharding.use_abstract_mesh(mesh):
     jax.eval_shape(split(plan), jnp.zeros(8))
   ((plan, heads),) = found

@@ -84,7 +84,12 @@ def types(function, axis_type, *specs):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
-  "spec, patterns", [(BATCH, BY_HEAD), (BOTH, TWO_PARTS), (BOTH, AT_RUN_TIME)]
+  "spec, patterns",
+  [
+    (BATCH, BY_HEAD),
+    (BOTH, TWO_PARTS),
+    (BOTH, AT_RUN_TIME),
+  ],
 )
 def test_attend_runs_within_shard_map(spec, patterns, backend):
   run = functools.partial(results, patterns, backend, shard_map(spec))
@@ -123,7 +128,11 @@ def test_keys_and_values_may_be_sharded_unlike_the_queries():
 # One process checks all, since it takes seconds to start.
 @pytest.mark.parametrize(
   "backend, amount",
-  [("streamed", "few"), soak("streamed", "all"), soak("batched", "all")],
+  [
+    ("streamed", "few"),
+    soak("streamed", "all"),
+    soak("batched", "all"),
+  ],
 )
 def test_results_on_four_devices_are_those_of_the_definition(backend, amount):
   runs.on_devices(4, check_results, backend, amount)

@@ -84,7 +84,10 @@ def assert_close(found, expected, tolerance=2e-5):
 @pytest.mark.parametrize(
   "heads, n, backend",
   listed(
-    default=[(ALONE, 77, "auto"), (MIXED, 50, "streamed")],
+    default=[
+      (ALONE, 77, "auto"),
+      (MIXED, 50, "streamed"),
+    ],
     every=itertools.product(
       (ALONE, MIXED), (77, 50), ("streamed", "batched", "dense")
     ),
@@ -196,7 +199,9 @@ def test_spans_have_gradients_on_any_mesh(axis_type):
       return attention
     spec = P("x", None, "y")
     return jax.shard_map(
-      attention, in_specs=(spec, spec, spec, P("y")), out_specs=spec
+      attention,
+      in_specs=(spec, spec, spec, P("y")),
+      out_specs=spec,
     )
 
   def attention(q, k, v, spans):

@@ -24,7 +24,11 @@ FOUR = Local(9), Local(9) | Strided(9), Causal() - Causal(), Strided(9)
 def unpacked(masks):
   """Booleans of masks whose last axis has bits."""
   bytes_of = np.ascontiguousarray(masks).view(np.uint8)
-  return np.unpackbits(bytes_of, axis=-1, bitorder="little")
+  return np.unpackbits(
+    bytes_of,
+    axis=-1,
+    bitorder="little",
+  )
 
 
 def count_items(lists, mine, other, n, num_heads, group=1):
@@ -48,7 +52,13 @@ def count_items(lists, mine, other, n, num_heads, group=1):
 @pytest.mark.parametrize("n", [1, 64, 100])
 @pytest.mark.parametrize(
   "heads, group",
-  [(FIXED[:3], 1), (THREE, 1), (FOUR, 2), (FOUR, 4), (catalogue.ALL, 1)],
+  [
+    (FIXED[:3], 1),
+    (THREE, 1),
+    (FOUR, 2),
+    (FOUR, 4),
+    (catalogue.ALL, 1),
+  ],
 )
 def test_items_name_each_pair_once(heads, group, n):
   work = items.work_by_position(heads, n, TILE, group)
@@ -194,7 +204,10 @@ def test_parts_with_the_same_order_of_queries_have_one_plan():
 
 def test_blocks_are_restored():
   x = np.arange(2 * 8 * 3 * 5).reshape(2, 8, 3, 5)
-  for array, width in ((x, 5), (x[..., 0], 0)):
+  for array, width in (
+    (x, 5),
+    (x[..., 0], 0),
+  ):
     blocks = block_tables.to_blocks(array, 4, 3)
     found = block_tables.from_blocks(blocks, 3, width > 0)
     assert blocks.shape == (2, 6, width or 1, 4)

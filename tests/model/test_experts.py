@@ -70,7 +70,12 @@ def with_gradients(function, k):
 
 
 @pytest.mark.parametrize(
-  "num, k, skew", [(5, 2, 0.0), soak(5, 1, 0.0), (7, 3, 3.0)]
+  "num, k, skew",
+  [
+    (5, 2, 0.0),
+    soak(5, 1, 0.0),
+    (7, 3, 3.0),
+  ],
 )
 def test_result_and_gradients_are_those_of_all_experts_dense(num, k, skew):
   args = inputs(num, skew=skew)  # with skew, some experts are never chosen

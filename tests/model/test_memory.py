@@ -138,7 +138,11 @@ def test_step_of_enwik8_has_nothing_of_size_n_by_n():
 
 
 @pytest.mark.parametrize(
-  "backend, remat", [("dense", "none"), ("streamed", "block")]
+  "backend, remat",
+  [
+    ("dense", "none"),
+    ("streamed", "block"),
+  ],
 )
 def test_only_the_reference_has_something_of_size_n_by_n(backend, remat):
   traced = traced_step(

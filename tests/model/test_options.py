@@ -53,7 +53,10 @@ def params_of(config, skew=0.0):
   return params
 
 
-MIXED = (HASHED, ROUTED), (Local(2) | ROUTED, Local(4))
+MIXED = (
+  (HASHED, ROUTED),
+  (Local(2) | ROUTED, Local(4)),
+)
 
 
 def record(cache, layer, index, q, k, v, directions):
@@ -151,7 +154,11 @@ def test_options_change_only_their_own_parameters():
 
 
 def test_every_second_block_has_experts():
-  five = config(num_layers=5, patterns=((Causal(),) * 2,) * 5)
+  five = config(
+    num_layers=5,
+    patterns=((Causal(),) * 2,) * 5,
+  )
+
   assert model.layers_of(five, "expert_blocks") == [1, 3]
   assert model.period(five) == 2
   shapes = model.param_shapes(five)

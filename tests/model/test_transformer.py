@@ -15,13 +15,21 @@ from sparse_transformer.patterns import Local
 
 @pytest.mark.parametrize(
   "num_layers, cycle, period",
-  [(5, (), 2), (8, (1, 0, 0, 0), 4), (3, (1, 0, 0, 0), 3), (4, (0,), 1)],
+  [
+    (5, (), 2),
+    (8, (1, 0, 0, 0), 4),
+    (3, (1, 0, 0, 0), 3),
+    (4, (0,), 1),
+  ],
 )
 def test_period_is_the_number_of_layers_after_which_patterns_repeat(
   num_layers, cycle, period
 ):
   assigned = assign(num_layers=num_layers, cycle=cycle)
-  config = networks.config(num_layers=num_layers, patterns=assigned)
+  config = networks.config(
+    num_layers=num_layers,
+    patterns=assigned,
+  )
   assert model.period(config) == period
 
 
@@ -83,7 +91,10 @@ def test_initial_parameters_have_the_published_spread():
 
 @pytest.mark.parametrize(
   "name, mode, backend",
-  [("strided", "interleaved", "auto"), ("fixed", "heads", "dense")],
+  [
+    ("strided", "interleaved", "auto"),
+    ("fixed", "heads", "dense"),
+  ],
 )
 def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   name, mode, backend
@@ -154,7 +165,10 @@ def test_branches_and_layers_drop_independently():
   network = networks.make(config, std=0.1)
   x = jnp.zeros((1, LENGTH, 64))
   # Constant branches: what was dropped can be read off the sum.
-  for name, value in (("out", 1.0), ("mlp_out", 3.0)):
+  for name, value in (
+    ("out", 1.0),
+    ("mlp_out", 3.0),
+  ):
     part = getattr(network.blocks, name)
     part.kernel[...] = jnp.zeros_like(part.kernel[...])
     scale = jnp.array([[1.0], [10.0]])

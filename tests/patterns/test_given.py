@@ -89,6 +89,7 @@ def test_their_texts_are_short_and_name_them():
   assert text.startswith("explicit(")
   assert len(text) == len("explicit('12345678')")
   assert text != str(explicit(~RANDOM))
+
   for pattern in ("where(later)", text, "Causal() & where(later)"):
     with refused("a config, register a class") as error:
       patterns.parse(pattern)
@@ -169,6 +170,7 @@ def test_a_matrix_is_refused_for_another_number_of_positions(n):
     ):
       with refused(f"has 90 positions, but {n}"):
         use(n)
+
   with refused("has 90 positions"):
     pictures.panels(["random"], [given], (1, n), n)
 

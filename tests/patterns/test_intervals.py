@@ -46,7 +46,10 @@ def masks():
 def test_tiles_never_contradict_their_positions(examples):
   sizes = st.integers(1, 30), st.sampled_from([1, 2, 5, 8])
   check = hypothesis.given(masks(), *sizes, st.integers(0, 99))(check_tiles)
-  hypothesis.settings(deadline=None, max_examples=examples)(check)()
+  hypothesis.settings(
+    deadline=None,
+    max_examples=examples,
+  )(check)()
 
 
 def check_tiles(mask, n, size, seed):

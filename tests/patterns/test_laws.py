@@ -102,7 +102,10 @@ def check_32_bits(pattern):
   """The mask at a million positions does not overflow 32 bits."""
   i = np.random.RandomState(0).randint(0, MILLION, 4000)
   i[:100] = MILLION - 1 - np.arange(100)
-  for q, k in [(i[:, None], i[None, :800]), (i, np.maximum(i - 64, 0))]:
+  for q, k in [
+    (i[:, None], i[None, :800]),
+    (i, np.maximum(i - 64, 0)),
+  ]:
     with np.errstate(over="raise"):
       narrow = pattern.mask(q.astype(np.int32), k.astype(np.int32))
     np.testing.assert_array_equal(narrow, pattern.mask(q, k))
@@ -198,10 +201,20 @@ def compositions():
 def test_compositions_obey_the_laws_of_patterns(examples):
   sizes = st.integers(1, 130), st.sampled_from([1, 3, 8, 16, 64])
   check = hypothesis.given(compositions(), *sizes)(check_pattern)
-  hypothesis.settings(deadline=None, max_examples=examples)(check)()
+  hypothesis.settings(
+    deadline=None,
+    max_examples=examples,
+  )(check)()
 
 
-@pytest.mark.parametrize("size, n", [(1, 1), (2, 17), (5, 2)])
+@pytest.mark.parametrize(
+  "size, n",
+  [
+    (1, 1),
+    (2, 17),
+    (5, 2),
+  ],
+)
 def test_smallest_settings_obey_the_laws_of_patterns(size, n):
   for pattern in (Local(size), Strided(size), Block(size), Summary(size, 1)):
     check_pattern(pattern, n, 4)
@@ -249,7 +262,15 @@ def test_conditions_on_one_side_or_none_hold_for_all_of_the_other(
 RANDOM = np.random.default_rng(0).random((90, 90)) < 0.1
 
 
-@pytest.mark.parametrize("n, tile", [(90, 16), (90, 1), (1, 4), (33, 8)])
+@pytest.mark.parametrize(
+  "n, tile",
+  [
+    (90, 16),
+    (90, 1),
+    (1, 4),
+    (33, 8),
+  ],
+)
 def test_given_patterns_obey_all_laws(n, tile):
   for matrix in (RANDOM, np.tril(RANDOM), RANDOM | True, RANDOM & False):
     pattern = patterns.explicit(matrix[:n, :n])

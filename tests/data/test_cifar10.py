@@ -33,7 +33,11 @@ def prepare(root, pixels=PIXELS):
       file.seek(0)
       yield i, {"id": f"{i}", "image": file, "label": i % 10}
 
-  builder = tfds.builder("cifar10", data_dir=root, file_format="array_record")
+  builder = tfds.builder(
+    "cifar10",
+    data_dir=root,
+    file_format="array_record",
+  )
   builder._split_generators = lambda dl_manager: {
     "train": examples(range(9)),
     "test": examples(range(9, 13)),
@@ -77,10 +81,15 @@ def test_stock_copy_is_read_in_color_and_in_gray(root):
 
 
 def test_split_of_released_models_is_by_number(root):
-  split = train_test_split(range(9), test_size=3, random_state=11172018)
+  split = train_test_split(
+    range(9),
+    test_size=3,
+    random_state=11172018,
+  )
   for name, numbers in zip(("train", "validation"), split, strict=True):
     found = rows(root, name, "cifar10_distaug")
     assert sorted(found) == sorted(bytes(PIXELS[i]) for i in numbers)
+
   assert rows(root, "test", "cifar10_distaug") == rows(root, "test")
 
 

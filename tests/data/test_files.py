@@ -78,12 +78,23 @@ def test_what_follows_a_member_is_another_or_an_error(tmp_path, suffix):
 def test_archive_of_two_members_of_one_name_is_rejected(tmp_path):
   path = tmp_path / "x.zip"
   with zipfile.ZipFile(path, "w") as archive:
-    for name, content in ("b", "1"), ("a", "2"), ("c/", ""), ("b", "3"):
+    for name, content in (
+      ("b", "1"),
+      ("a", "2"),
+      ("c/", ""),
+      ("b", "3"),
+    ):
       archive.writestr(name, content)
+
   with refused(f"{path} .*two .* members are named b$"):
     files.parts(path)
   with zipfile.ZipFile(path, "w") as archive:
-    for name, content in ("b", "1"), ("a", "2"), ("c/", ""), ("a/b", "3"):
+    for name, content in (
+      ("b", "1"),
+      ("a", "2"),
+      ("c/", ""),
+      ("a/b", "3"),
+    ):
       archive.writestr(name, content)
 
   assert files.parts(path) == [b"2", b"3", b"1"]
@@ -117,7 +128,10 @@ def test_files_of_a_folder(tmp_path):
     "d.txt",
     "fa",
   ):
-    (inside / name).parent.mkdir(parents=True, exist_ok=True)
+    (inside / name).parent.mkdir(
+      parents=True,
+      exist_ok=True,
+    )
     (inside / name).touch()
 
   outside.mkdir()
@@ -165,13 +179,21 @@ def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
   )
 
   assert line in capfd.readouterr().err
-  for name, phrase in ("jsonl", "line must be: "), ("fasta", "file, but "):
+  for name, phrase in (
+    ("jsonl", "line must be: "),
+    ("fasta", "file, but "),
+  ):
     with refused(f"{phrase}{kind} data"):
       source(name).load()
 
 
 @pytest.mark.parametrize(
-  "name, suffix", [("tokens", "bin"), ("tokens", "npy"), ("images", "npy")]
+  "name, suffix",
+  [
+    ("tokens", "bin"),
+    ("tokens", "npy"),
+    ("images", "npy"),
+  ],
 )
 def test_file_that_becomes_shorter_is_an_error(tmp_path, name, suffix):
   """Reading past the end of a mapped file kills the process silently."""

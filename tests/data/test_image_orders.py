@@ -86,7 +86,10 @@ def test_labels_are_a_function_of_the_seed_and_as_frequent():
 @pytest.fixture(scope="module")
 def network():
   """(an experiment with orders, random parameters)."""
-  settings = {"data.orders": ("rotation", "jigsaw"), "attention.window": 3}
+  settings = {
+    "data.orders": ("rotation", "jigsaw"),
+    "attention.window": 3,
+  }
   experiment = Experiment(runs.tiny(**settings))
   return experiment, networks.random_params(experiment.model)
 

@@ -168,7 +168,15 @@ def test_advice_on_planes_gives_the_images(tmp_path):
     source_of("images", tmp_path / "x.npy")
 
   advice = str(error.value).rpartition("are published, ")[2]
-  found = eval(advice, dict(x=planes, rows=5, columns=6))
+  found = eval(
+    advice,
+    dict(
+      x=planes,
+      rows=5,
+      columns=6,
+    ),
+  )
+
   np.testing.assert_array_equal(found, PIXELS)
 
 

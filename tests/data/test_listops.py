@@ -54,7 +54,11 @@ def sizes_of(text):
 
 
 @pytest.mark.parametrize(
-  "least, most, number", [(500, 2000, 20), (20, 60, 300)]
+  "least, most, number",
+  [
+    (500, 2000, 20),
+    (20, 60, 300),
+  ],
 )
 def test_label_is_the_value_of_an_expression_within_bounds(least, most, number):
   assert value_of("[SM 9 [MAX 2 7 5 ] [MIN 3 [MED 8 4 6 ] ] 4 ]") == 3

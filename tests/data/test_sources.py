@@ -44,7 +44,8 @@ def check_windows(source, split, min_context):
   text = symbols(source, split)
   count = np.zeros(len(text), int)
   for i, (tokens, scored) in enumerate(source.windows(split, min_context)):
-    assert (tokens.dtype, scored.dtype) == (text.dtype, bool)
+    assert tokens.dtype == text.dtype
+    assert scored.dtype == bool
     first = i * (source.length - min_context)
     here = text[first : first + source.length]
     padding = source.length - len(here)
@@ -78,7 +79,8 @@ def test_geometry_and_vocabulary_fit_the_data(source, config):
   for split in data.SPLITS:
     example = source.examples(split)[0]
     dtype = np.min_scalar_type(source.vocab_size - 1)
-    assert (example.shape, example.dtype) == ((source.length,), dtype)
+    assert example.shape == (source.length,)
+    assert example.dtype == dtype
 
   assert symbols(source, "test").max() < source.vocab_size
 
@@ -132,7 +134,8 @@ def test_digest_depends_on_the_data_only(source, config):
   else:
     sizes = [len(source.load()[split]) for split in data.SPLITS]
     crc32 = f"{zlib.crc32(small_data.contents(source)):08x}"
-    assert (digest["symbols"], digest["crc32"]) == (sum(sizes), crc32)
+    assert digest["symbols"] == sum(sizes)
+    assert digest["crc32"] == crc32
 
   assert digest["splits"] == sizes
 

@@ -68,7 +68,11 @@ def test_bytes_are_read_as_they_are(tmp_path, there, text, capfd):
 
 
 def test_each_file_is_a_document_also_if_empty(tmp_path):
-  for name, text in ("a", b""), ("b", b"bb"), ("c", b"c"):
+  for name, text in (
+    ("a", b""),
+    ("b", b"bb"),
+    ("c", b"c"),
+  ):
     (tmp_path / name).write_bytes(text)
   source = source_of("bytes", tmp_path, documents=True)
   assert contents(source) == b"\0bb\0c\0"
@@ -174,7 +178,10 @@ def test_records_are_read_as_bytes(tmp_path):
   small_data.write_records(tmp_path / "a.jsonl", RECORDS)
   lines = (tmp_path / "a.jsonl").read_bytes()
   (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b"\n" + lines))
-  for documents, end in ((False, b"\n"), (True, b"\0")):
+  for documents, end in (
+    (False, b"\n"),
+    (True, b"\0"),
+  ):
     changes = dict(length=1, documents=documents)
     source = source_of("jsonl", tmp_path, **changes)
     assert contents(source) == 2 * b"".join(x.encode() + end for x in RECORDS)
@@ -283,7 +290,10 @@ def write_classes(folder, texts):
       (folder / name / f"{i:02}.txt").write_bytes(text)
 
 
-TEXTS = {"no": [bytes([k] * (k + 1)) for k in range(20)], "yes": [b"abc"] * 8}
+TEXTS = {
+  "no": [bytes([k] * (k + 1)) for k in range(20)],
+  "yes": [b"abc"] * 8,
+}
 
 
 def test_rows_have_symbols_label_and_size(tmp_path):

@@ -59,7 +59,8 @@ def test_request_answer_and_progress(installed, tmp_path, capfd):
   result = compilers.compile_for(H100, digits.get_config(), "attention")
   assert result == dict(launches=3)
   request = json.loads((tmp_path / "request").read_text())
-  assert (request["target"], request["part"]) == ("h100:1x1x1", "attention")
+  assert request["target"] == "h100:1x1x1"
+  assert request["part"] == "attention"
   assert request["config"]["data"]["name"] == "digits"
   settings = (tmp_path / "env").read_text()
   assert settings.startswith("cpu --xla_gpu_")

@@ -33,7 +33,11 @@ LIMITS = {
   ("cifar10", "h100", "step"): (11_100, 5.3),
 }
 # Attention of 4 heads, 4 sequences: widths of a head's queries and values.
-WIDTHS = (64, 64), (64, 128), (128, 128)
+WIDTHS = (
+  (64, 64),
+  (64, 128),
+  (128, 128),
+)
 LENGTHS = 3_072, 12_288
 GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
 FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
@@ -127,7 +131,14 @@ def test_gpu_kernels_spill_no_registers(length, widths, compile_for):
 
 
 @pytest.mark.parametrize("target", GPUS)
-@pytest.mark.parametrize("widths", [(32, 32), (32, 64), *WIDTHS])
+@pytest.mark.parametrize(
+  "widths",
+  [
+    (32, 32),
+    (32, 64),
+    *WIDTHS,
+  ],
+)
 def test_kernels_of_every_gpu_spill_no_registers(target, widths, compile_for):
   config = attention_of(3_072, *widths)
   (program,), kernels = compile_for(target, config)
@@ -161,7 +172,13 @@ def test_tpu_programs_fit(target, length, widths, compile_for):
   assert program["executor"] == "mosaic"
 
 
-@pytest.mark.parametrize("target, batch", [("v5e", 1), ("v5p", 4)])
+@pytest.mark.parametrize(
+  "target, batch",
+  [
+    ("v5e", 1),
+    ("v5p", 4),
+  ],
+)
 def test_longest_tables_fit_in_scalar_memory(target, batch, compile_for):
   config = attention_of(65_024, 64, 64, "dense")
   config.model.num_heads = 8

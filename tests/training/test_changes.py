@@ -44,7 +44,10 @@ def trained(tmp_path_factory, shared_experiments):
   "ending", ["", "/../run:2", *map(soak, (":2", ":best", "/:2"))]
 )
 def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
-  start = {"train.init_from": f"{trained}{ending}", "train.seed": 1}
+  start = {
+    "train.init_from": f"{trained}{ending}",
+    "train.seed": 1,
+  }
   config = runs.tiny(**start | {"attention.pattern": "local"})
   state, about = warm_start.first_state(Experiment(config))
   saved, step = store.Saved(trained), 2 if ending else 4
@@ -62,12 +65,16 @@ def test_run_starts_from_the_averaged_weights_of_another(trained, ending):
 def test_start_is_recorded_and_needed_once(steps, trained, tmp_path):
   other = shutil.copytree(trained, tmp_path / "other")
   run = tmp_path / "run"
-  start = {"train.init_from": str(other), "checkpoint.every": 0}
+  start = {
+    "train.init_from": str(other),
+    "checkpoint.every": 0,
+  }
   config = runs.tiny(**start | {"train.steps": steps})
   loop.train(config, run)
   first, *_ = metrics.read(run)
 
-  assert (first["split"], first["run"]) == ("start", str(other))
+  assert first["split"] == "start"
+  assert first["run"] == str(other)
   assert first["run_step"] == 4
 
   shutil.rmtree(other)
@@ -81,7 +88,10 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
 ):
   path = tmp_path / "text"
   path.write_bytes(bytes(range(256)) * 2)
-  start = {"train.init_from": str(trained), "data.length": 64}
+  start = {
+    "train.init_from": str(trained),
+    "data.length": 64,
+  }
 
   with refused(r"logits.kernel is \[16, 17\] there"):
     warm_start.first_state(Experiment(runs.text(path, **start)))
@@ -99,7 +109,10 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
   assert arrays(state.params["blocks"]) == arrays(other["blocks"])
 
 
-SPANS = {"model.positions": "learned", "attention.pattern": "AdaptiveSpan(64)"}
+SPANS = {
+  "model.positions": "learned",
+  "attention.pattern": "AdaptiveSpan(64)",
+}
 MEANINGS = {  # of both runs, of the new one, and what is said
   "heads": ({}, {"model.num_heads": 4}, "num_heads=4 here, but 2 there"),
   "rotary": ({}, {"model.rotary_base": 100.0}, "base=100.0 here, but 1"),
@@ -119,7 +132,11 @@ MEANINGS = {  # of both runs, of the new one, and what is said
 @pytest.mark.parametrize(
   "name, exports",
   listed(
-    default=[("heads", False), ("rotary", True), ("symbols", False)],
+    default=[
+      ("heads", False),
+      ("rotary", True),
+      ("symbols", False),
+    ],
     every=itertools.product(MEANINGS, (False, True)),
   ),
 )
@@ -161,7 +178,10 @@ def test_settings_that_change_no_meaning_may_differ(tmp_path):
 
 
 def test_weights_of_which_none_fits_are_rejected(trained):
-  start = {"train.init_from": str(trained), "train.init_partial": True}
+  start = {
+    "train.init_from": str(trained),
+    "train.init_partial": True,
+  }
   config = runs.tiny(**start | {"model.width": 32})
   with refused("is another network"):
     warm_start.first_state(Experiment(config))
@@ -279,7 +299,10 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
   (line,) = (workdir / config_lib.CHANGES).read_text().splitlines()
   assert json.loads(line)["step"] == 2
-  free = {"attention.backend": "dense", "mesh.data": 1}
+  free = {
+    "attention.backend": "dense",
+    "mesh.data": 1,
+  }
   config = runs.tiny(**{"eval.every": 1} | PATTERN | free)
   loop.train(config, workdir)
 
@@ -314,8 +337,13 @@ def test_config_that_was_edited_is_compared_with_the_checkpoint(
   path.write_text(path.read_text().replace('"strided"', '"dense"'))
   config = runs.tiny(**{"eval.every": 2, "train.steps": 6} | PATTERN)
   loop.train(config, workdir, allow_changes=True)
+
   assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
-  changes = {"attention.pattern": ("strided", "dense"), "train.steps": (4, 6)}
+  changes = {
+    "attention.pattern": ("strided", "dense"),
+    "train.steps": (4, 6),
+  }
+
   assert config_lib.read_changes(workdir) == [(4, changes)]
 
 

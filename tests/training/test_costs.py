@@ -15,7 +15,10 @@ def network(**changes):
 
 
 def test_flops_count_what_is_needed_and_no_more():
-  changes = {"attention.pattern": "dense", "model.half_size": True}
+  changes = {
+    "attention.pattern": "dense",
+    "model.half_size": True,
+  }
   for more in {}, {"model.key_heads": 1}:
     _, model = network(**changes, **more)
     leaves = jax.tree_util.tree_leaves_with_path(model_lib.param_shapes(model))
@@ -62,7 +65,10 @@ def test_utilization_is_that_of_all_devices_where_the_peak_is_known(
   devices = jax.devices()
   flops = 50 * costs.flops_per_token(model)["total"]
 
-  assert found == dict(tokens_per_second=50.0, model_flops_per_second=flops)
+  assert found == dict(
+    tokens_per_second=50.0,
+    model_flops_per_second=flops,
+  )
   monkeypatch.setitem(costs.PEAKS, devices[0].device_kind, 4 * flops)
   assert costs.speed(50.0, model) == found | dict(mfu=0.25)
   monkeypatch.setattr(jax, "devices", lambda: devices * 5)

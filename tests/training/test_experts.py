@@ -8,7 +8,10 @@ from helpers import runs
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.experiment import Experiment
 
-EXPERTS = {"model.experts": 4, "model.num_layers": 2}
+EXPERTS = {
+  "model.experts": 4,
+  "model.num_layers": 2,
+}
 
 
 @pytest.mark.soak

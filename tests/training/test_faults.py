@@ -69,7 +69,10 @@ def words(workdir, **changes):
 
 def start(script, *line, **environment):
   """Starts a command in its own process."""
-  settings = {"PYTHONUNBUFFERED": "1", "PYTHONPATH": str(runs.REPO)}
+  settings = {
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONPATH": str(runs.REPO),
+  }
   return subprocess.Popen(
     [sys.executable, runs.REPO / script, *line],
     cwd=runs.REPO,
@@ -114,7 +117,12 @@ def assert_resumes_exactly(workdir, whole, **changes):
 
 @pytest.mark.parametrize(
   "kills, changes",
-  [(1, {}), soak(10, {}), soak(10, CONTENT), soak(10, ORDERS)],
+  [
+    (1, {}),
+    soak(10, {}),
+    soak(10, CONTENT),
+    soak(10, ORDERS),
+  ],
 )
 def test_killed_run_resumes_exactly(kills, changes, whole, tmp_path):
   rng = random.Random(kills)
@@ -215,7 +223,12 @@ def test_workdir_is_locked_until_a_closed_terminal_ends_its_run(
 
 @pytest.mark.parametrize(
   "number, is_lock",
-  [("ENOLCK", 0), ("ENOSYS", 0), ("EACCES", 1), ("EAGAIN", 1)],
+  [
+    ("ENOLCK", 0),
+    ("ENOSYS", 0),
+    ("EACCES", 1),
+    ("EAGAIN", 1),
+  ],
 )
 def test_disk_without_locks_is_used_with_a_warning(
   number, is_lock, tmp_path, monkeypatch, capsys
@@ -417,6 +430,7 @@ def test_other_data_are_an_error(tmp_path):
 
   with refused("from a run on other data"):
     loop.train(config, workdir)
+
   assert runs.files(workdir / "checkpoints") == before
 
 
@@ -451,6 +465,7 @@ def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
 
   with refused(r"another config: train.seed \(0 there"):
     loop.train(runs.tiny(**other), copy)
+
   assert runs.files(copy / "checkpoints") == before
   state = loop.train(runs.tiny(**SETTINGS), copy)
   assert int(state.step) == 24

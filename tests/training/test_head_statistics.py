@@ -67,7 +67,13 @@ def test_queries_and_keys_are_those_of_each_layer():
       )
 
 
-@pytest.mark.parametrize("cells, sinks", [(7, False), (256, True)])
+@pytest.mark.parametrize(
+  "cells, sinks",
+  [
+    (7, False),
+    (256, True),
+  ],
+)
 def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
   monkeypatch.setattr(masks, "MAX_CELLS", cells)
   of_layer = Block(4) | TopBlocks(4, 1), LSH(3, 4), Routing(3, 5), Local(3)

@@ -50,13 +50,18 @@ def test_run_writes_everything_it_promises(tmp_path):
   assert set(validation) == {"step", "split", "bits_per_dim"} | times
   assert 0 < training[1]["seconds"] <= training[3]["seconds"]
   assert all(validation[name] == training[3][name] for name in times)
-  assert (validation["step"], validation["split"]) == (4, "validation")
-  assert (end["step"], end["split"]) == (4, "end")
+  assert validation["step"] == 4
+  assert validation["split"] == "validation"
+  assert end["step"] == 4
+  assert end["split"] == "end"
   assert end["peak_bytes"] > 2**20
 
 
 def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
-  changes = {"eval.every": 2, "eval.samples": 2}
+  changes = {
+    "eval.every": 2,
+    "eval.samples": 2,
+  }
   config = runs.tiny(**changes)
   folder = tmp_path / "a run"
   loop.train(config, folder, profile=range(3, 5))  # without validations
@@ -164,7 +169,10 @@ def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):
   }
 
   assert set(bits) == {2, 4}
-  for step, expected in ((3, None), (4, bits[4])):
+  for step, expected in (
+    (3, None),
+    (4, bits[4]),
+  ):
     path = tmp_path / "checkpoints" / str(step) / "about" / "metadata"
     assert json.loads(path.read_text())["validation"] == expected
 
@@ -233,7 +241,8 @@ def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
   with pytest.raises(signals.Stopped, match="SIGTERM at step 2"):
     loop.train(config, tmp_path)
   (stopped,) = metrics.read(tmp_path)
-  assert (stopped["step"], stopped["split"]) == (2, "stopped")
+  assert stopped["step"] == 2
+  assert stopped["split"] == "stopped"
   assert stopped["seconds"] > 0
   loop.train(config, tmp_path)
   assert metrics.read(tmp_path)[0] == stopped
@@ -245,7 +254,10 @@ def test_time_of_steps_that_were_not_logged_outlasts_a_stop(
 def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
   tmp_path, monkeypatch
 ):
-  changes = {"train.steps": 1000, "optimizer.warmup_steps": 2}
+  changes = {
+    "train.steps": 1000,
+    "optimizer.warmup_steps": 2,
+  }
   config = runs.tiny(**changes, **{"optimizer.name": "muon"})  # has two counts
   seconds = iter([0, 0, 0, 0, 1, 1, 3, 3, 6, 6, 8, 8, 8])
   monkeypatch.setattr(Stopwatch, "share", lambda watch: next(seconds) / 8)

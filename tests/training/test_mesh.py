@@ -92,7 +92,11 @@ def test_all_matrices_of_blocks_are_split_and_nothing_else(optimizer):
   state = jax.eval_shape(Experiment(runs.tiny(**changes)).init)
   split = {}
   for path, x in jax.tree_util.tree_leaves_with_path(state):
-    name = jax.tree_util.keystr(path, simple=True, separator=".")
+    name = jax.tree_util.keystr(
+      path,
+      simple=True,
+      separator=".",
+    )
     if any(sharding.spec(path, x)):
       split[name] = x.ndim
     else:  # vectors, stacked or not; embeddings, logits and routers

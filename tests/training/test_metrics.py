@@ -116,15 +116,21 @@ def test_tensorboard_has_one_tag_for_all_splits_texts_and_pictures(tmp_path):
   train, validation = (
     board(tmp_path / "events" / split) for split in ("train", "validation")
   )
-  for found, bits in (train, 0.5), (validation, 0.25):
+  for found, bits in (
+    (train, 0.5),
+    (validation, 0.25),
+  ):
     (event,) = found.Scalars("bits_per_dim")
-    assert (event.step, event.value) == (3, bits)
+    assert event.step == 3
+    assert event.value == bits
 
   assert [x.value for x in train.Scalars("spans/1/0")] == [3]
   (text,) = train.Tensors("config/text_summary")
   assert text.tensor_proto.string_val == [b"| a |"]
   (image,) = validation.Images("samples")
-  assert (image.step, image.width, image.height) == (0, 9, 4)
+  assert image.step == 0
+  assert image.width == 9
+  assert image.height == 4
 
 
 def test_line_begins_with_bits_and_has_single_numbers():
@@ -163,7 +169,11 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   monkeypatch.setattr(sys, "stderr", terminal)
   fail = lambda *_: 1 / 0
   with (
-    metrics.Writer(tmp_path, step=0, on_metrics=fail) as writer,
+    metrics.Writer(
+      tmp_path,
+      step=0,
+      on_metrics=fail,
+    ) as writer,
     progress("step", 9) as advance,
   ):
     say("compiling")

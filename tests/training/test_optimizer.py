@@ -30,12 +30,23 @@ def rates(settings, step):
   return optimizer_lib.rate(settings.optimizer.schedule, due)
 
 
-@pytest.mark.parametrize("warmup, steps", [(0, 10), (1, 2), (10, 60), (19, 20)])
+@pytest.mark.parametrize(
+  "warmup, steps",
+  [
+    (0, 10),
+    (1, 2),
+    (10, 60),
+    (19, 20),
+  ],
+)
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "wsd"])
 def test_rates_rise_and_stay_or_fall_to_their_minimum(name, warmup, steps):
   settings = config(warmup, steps)
   least = 0.0 if name == "constant" else 0.1
-  settings.optimizer.update(schedule=name, minimum=least)
+  settings.optimizer.update(
+    schedule=name,
+    minimum=least,
+  )
   step = np.arange(steps + 3)
   found = rates(settings, step) / 0.01
   progress = np.clip((step - warmup) / (steps - warmup), 0, 1)
@@ -131,7 +142,10 @@ def test_weights_decay_but_nothing_else_does():
   assert matrices["centroids"]["4"] is matrices["spans"] is None
 
 
-MUON = {"optimizer.name": "muon", "optimizer.weight_decay": 0.1}
+MUON = {
+  "optimizer.name": "muon",
+  "optimizer.weight_decay": 0.1,
+}
 
 
 def weights(settings, seed):
@@ -188,7 +202,11 @@ def test_muon_orthogonalizes_each_matrix_of_each_block_and_nothing_else(
     arrays = map(jax.tree.leaves, (slow, fast, square, gradients, params))
     updates = jax.tree_util.tree_leaves_with_path(found)
     for (path, x), m, n, v, g, p in zip(updates, *arrays, strict=True):
-      name = jax.tree_util.keystr(path, simple=True, separator=".")
+      name = jax.tree_util.keystr(
+        path,
+        simple=True,
+        separator=".",
+      )
       if name.startswith("blocks") and name.endswith("kernel"):
         orthogonal.add(name)
         matrices = [orthogonalized(y) for y in nesterov(m, g, 0.95, t)]

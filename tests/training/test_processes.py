@@ -28,7 +28,10 @@ LARGER = TINY | {
   "train.steps": 12,
   "mesh.sequence": 2,
 }
-ONE = {"mesh.fsdp": 1, "mesh.sequence": 1}
+ONE = {
+  "mesh.fsdp": 1,
+  "mesh.sequence": 1,
+}
 
 
 def start(number, workdir, port, kill=(0, 0), changes=TINY):
@@ -149,7 +152,8 @@ def test_processes_that_differ_are_rejected(field, words, tmp_path):
 
   (first, lines), (second, nothing) = ends(*started)
 
-  assert (first, second) == (1, 1)
+  assert first == 1
+  assert second == 1
   assert any(words in line for line in lines), lines
   assert not (workdir / "metrics.jsonl").exists()
 
@@ -191,7 +195,8 @@ def test_two_processes_resume_what_one_saved_and_back(tmp_path):
     two, (signal.SIGINT, 2), changes=LARGER
   )
 
-  assert (status, other) == (STOPPED, STOPPED)
+  assert status == STOPPED
+  assert other == STOPPED
   assert any("damaged" in line for line in lines)
 
   for workdir in (two, one):

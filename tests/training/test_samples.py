@@ -9,7 +9,11 @@ from sparse_transformer.training.evaluation import samples
 
 
 @pytest.mark.parametrize(
-  "num, shape, vocab_size", [(1, (8, 8, 1), 17), (3, (4, 6, 3), 256)]
+  "num, shape, vocab_size",
+  [
+    (1, (8, 8, 1), 17),
+    (3, (4, 6, 3), 256),
+  ],
 )
 def test_sheet_shows_each_image_in_its_colors(num, shape, vocab_size, tmp_path):
   path = tmp_path / "samples.png"

@@ -46,7 +46,14 @@ def score(source, params, batch_size, min_context=0, apply=markov):
   )
 
 
-@pytest.mark.parametrize("min_context, size", [(0, 3), (0, 16), (5, 101)])
+@pytest.mark.parametrize(
+  "min_context, size",
+  [
+    (0, 3),
+    (0, 16),
+    (5, 101),
+  ],
+)
 def test_bits_per_dim_is_the_sum_written_out(min_context, size):
   length = 16
   table = log_probabilities()

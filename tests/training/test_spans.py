@@ -48,7 +48,10 @@ def test_heads_of_layers_have_spans_of_their_own():
     (expected != 0) == [[True, True], [False, False], [True, False]]
   ).all()
 
-  blocked = network(backend="streamed", remat="block_but_attention")
+  blocked = network(
+    backend="streamed",
+    remat="block_but_attention",
+  )
   _, found = gradient_of_spans(blocked)
 
   np.testing.assert_allclose(found, expected, atol=2e-5)

@@ -171,7 +171,10 @@ def test_random_numbers_depend_only_on_seed_and_step():
 
 # The network of digits.
 
-SETTINGS = {"train.steps": 60, "optimizer.learning_rate": 0.01}
+SETTINGS = {
+  "train.steps": 60,
+  "optimizer.learning_rate": 0.01,
+}
 
 
 @pytest.fixture(scope="module")

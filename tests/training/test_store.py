@@ -145,7 +145,11 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
 
 @pytest.mark.parametrize(
-  "owner, name", [(files, "crc32"), (atomic, "write_json")]
+  "owner, name",
+  [
+    (files, "crc32"),
+    (atomic, "write_json"),
+  ],
 )
 def test_older_checkpoints_stay_until_the_new_one_is_complete(
   owner, name, tmp_path, state, monkeypatch

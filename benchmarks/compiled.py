@@ -82,11 +82,13 @@ def kinds(name: str) -> dict[str, list[str]]:
   with platforms.targeting("cuda", target.capability):
     for preset in (*PRESETS, *WIDTHS):
       experiment, kind = Experiment(config_of(preset)), []
-      for case in costs.attention_cases(experiment.config, experiment.model):
-        executor = registry.resolve("auto", case)
-        widths = f"{case.qk_width} and {case.value_width}"
-        asked = " with ".join([case.dtype, *case.others])
-        kind.append(f"{executor}, {widths}, group {case.group}, {asked}")
+      for request in costs.attention_requests(
+        experiment.config, experiment.model
+      ):
+        executor = registry.resolve("auto", request)
+        widths = f"{request.qk_width} and {request.value_width}"
+        words = " with ".join([request.dtype, *request.features.asked])
+        kind.append(f"{executor}, {widths}, group {request.group}, {words}")
       found.setdefault(" or ".join(dict.fromkeys(kind)), []).append(preset)
   return found
 

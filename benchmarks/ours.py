@@ -8,27 +8,28 @@ import numpy as np
 
 from benchmarks import worker
 from benchmarks.accelerator import executors
-from sparse_transformer.attention import attend, platforms, registry
-from sparse_transformer.attention.contract import Case
+from sparse_transformer.attention import attend, describe
 
 
 def ours(entry):
   """Our attention, with the backend that `auto` chooses."""
   pattern, n = worker.pattern_of(entry), entry.n
-  widths, platform = (entry.width, entry.width), platforms.current_platform()
-  sizes = entry.batch, n, entry.heads, *widths, entry.dtype, platform
-  case = Case(*sizes, patterns=(pattern,) * entry.heads)
-  parts = [part for part in pattern.parts() if part.pairs(n)]
-  found = [registry.tiling("auto", case, part) for part in parts]
-  area = sum(count * tile**2 for _, tile, count in found)
+  request = executors.request_for(
+    (pattern,) * entry.heads,
+    n,
+    batch=entry.batch,
+    width=entry.width,
+    dtype=entry.dtype,
+  )
+  (description,) = describe(request)
   options = {}
   if entry.documents:
     options["segments_BL"] = jnp.asarray(worker.segments(entry))[None]
   return _compile(
     entry,
     functools.partial(attend, patterns=pattern, **options),
-    executor=found[0][0],
-    computed_per_pair=area / pattern.pairs(n),
+    executor=description.executors[0],
+    computed_per_pair=description.computed / pattern.pairs(n),
   )
 
 

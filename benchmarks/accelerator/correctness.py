@@ -19,8 +19,7 @@ from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
-from sparse_transformer.attention import platforms, registry, verification
-from sparse_transformer.attention.contract import Case, others_of
+from sparse_transformer.attention import registry, verification
 from sparse_transformer.attention.executors import cudnn
 from sparse_transformer.attention.verification import TOLERANCES
 
@@ -132,10 +131,17 @@ def _parse(texts):
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
   """The errors of an executor; raises Unsupported if it cannot run a mix."""
-  sizes = len(verification.SCORES), mix.n, len(mix.heads), *mix.widths
-  about = dict(patterns=mix.heads, others=others_of(a_log_sum_exp=True))
-  platform = platforms.current_platform()
-  registry.resolve(name, Case(*sizes, dtype, platform, **about))
+  width, value_width = mix.widths
+  request = executors.request_for(
+    mix.heads,
+    mix.n,
+    batch=len(verification.SCORES),
+    width=width,
+    value_width=value_width,
+    dtype=dtype,
+    lse=True,
+  )
+  registry.resolve(name, request)
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
   errors, faults = examine(run, *ask(mix, dtype))
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)

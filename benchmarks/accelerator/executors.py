@@ -2,23 +2,45 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
 from benchmarks.accelerator.child import Settings
-from sparse_transformer.attention import platforms, registry
-from sparse_transformer.attention.contract import Case
-from sparse_transformer.patterns import Causal
+from sparse_transformer.attention import Request, platforms, registry
+from sparse_transformer.patterns import Causal, Local, Pattern
 
 LAST = "dense", "streamed"  # slow on accelerators
 CUDNN = "cudnn"  # what `auto` takes for some patterns
 
 
-def usual(dtype: str, **fields: Any) -> Case:
-  """The case by which executors are chosen: 8 heads of 64, of any pattern."""
-  platform = platforms.current_platform()
-  return Case(1, 3072, 8, 64, 64, dtype, platform, **fields)
+def request_for(
+  patterns: tuple[Pattern, ...],
+  n: int,
+  *,
+  batch: int = 1,
+  width: int = 64,
+  value_width: int = 0,
+  dtype: str,
+  lse: bool = False,
+) -> Request:
+  """What `attend` is asked here; by default, values are as wide as keys."""
+  return Request(
+    patterns=patterns,
+    batch=batch,
+    length=n,
+    num_key_heads=len(patterns),
+    qk_width=width,
+    value_width=value_width or width,
+    dtype=dtype,
+    value_dtype=dtype,
+    platform=platforms.current_platform(),
+    lse=lse,
+  )
+
+
+def usual(dtype: str, pattern: Pattern) -> Request:
+  """The request by which executors are chosen: 8 heads of 64."""
+  return request_for((pattern,) * 8, 3072, dtype=dtype)
 
 
 def of_setup(settings: Settings) -> dict:
@@ -28,9 +50,12 @@ def of_setup(settings: Settings) -> dict:
 
 
 def describe(dtype: str) -> dict:
-  case, every = usual(dtype, patterns=(Causal(),)), registry.EXECUTORS
-  found = {name: every[name].unsupported(case) or "yes" for name in every}
-  return {"auto": registry.resolve("auto", case), "executors": found}
+  request = usual(dtype, Causal())
+  found = {
+    name: executor.unsupported(request) or "yes"
+    for name, executor in registry.EXECUTORS.items()
+  }
+  return {"auto": registry.resolve("auto", request), "executors": found}
 
 
 def names(asked: Sequence[str] = ()) -> list[str]:
@@ -39,7 +64,7 @@ def names(asked: Sequence[str] = ()) -> list[str]:
   for name in asked:
     if name not in known:
       raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
-  first = registry.resolve("auto", usual("bfloat16"))
+  first = registry.resolve("auto", usual("bfloat16", Local(128)))
   rank = lambda name: (name != first, name != CUDNN, name in LAST)
   return sorted(asked or known, key=rank)
 

@@ -5,15 +5,29 @@ import sys
 from sparse_transformer.attention.adapters import (
   as_attention_fn as as_attention_fn,
 )
-from sparse_transformer.attention.contract import SAVED_NAMES as SAVED_NAMES
+from sparse_transformer.attention.contract import (
+  SAVED_NAMES as SAVED_NAMES,
+  Features as Features,
+  Request as Request,
+  Scores as Scores,
+  Split as Split,
+  Unsupported as Unsupported,
+)
 from sparse_transformer.attention.decoding import (
   Cache as Cache,
   attend_next as attend_next,
   fill_cache as fill_cache,
   init_cache as init_cache,
 )
+from sparse_transformer.attention.description import (
+  Description as Description,
+  describe as describe,
+)
 from sparse_transformer.attention.dispatch import attend as attend
-from sparse_transformer.attention.verification import verify as verify
+from sparse_transformer.attention.verification import (
+  verify as verify,
+  verify_request as verify_request,
+)
 
 
 def clear_caches() -> None:

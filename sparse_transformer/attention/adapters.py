@@ -45,7 +45,7 @@ def as_attention_fn(
   >>> layer(jnp.ones((1, 64, 8))).shape
   (1, 64, 8)
   """
-  given = arguments.read_patterns(patterns)
+  patterns_read = arguments.read_patterns(patterns)
 
   # Linen passes only the arguments that it finds in the signature.
   def attention_fn(
@@ -62,10 +62,12 @@ def as_attention_fn(
     attn_weights_value_einsum=None,
     **others,
   ):
-    others |= dict(precision=precision)
-    others |= dict(qk_attn_weights_einsum=qk_attn_weights_einsum)
-    others |= dict(attn_weights_value_einsum=attn_weights_value_einsum)
-    for name, x in others.items():
+    refused = dict(
+      precision=precision,
+      qk_attn_weights_einsum=qk_attn_weights_einsum,
+      attn_weights_value_einsum=attn_weights_value_einsum,
+    )
+    for name, x in (others | refused).items():
       if x is not None and name not in HARMLESS:
         raise ValueError(f"attend cannot honour {name}; leave it out")
     if dropout_rate > 0 and not deterministic:
@@ -73,28 +75,31 @@ def as_attention_fn(
         f"attend has no attention dropout: set dropout_rate={dropout_rate} to"
         " 0, or deterministic=True"
       )
+
     *batch, num_queries, num_heads, _ = query.shape
     merged = [-1] if batch else []  # all axes of the batch, as one
     q, k, v = (
-      x.astype(dtype or x.dtype).reshape(*merged, *x.shape[len(batch) :])
+      x.astype(dtype or x.dtype).reshape(*merged, *x.shape[-3:])
       for x in (query, key, value)
     )
     n = k.shape[-3]
-    heads = arguments.patterns_of_heads(given, num_heads, n)
+    heads = arguments.patterns_of_heads(patterns_read, num_heads, n)
     if is_causal:
       heads = tuple(
         x if analysis.is_causal(x, n) else x & Causal() for x in heads
       )
+
     options = settings
-    is_of_cache = num_queries == 1 and jnp.shape(mask)[-3:] == (1, 1, n)
-    if mask is not None and is_of_cache and "segments_BL" not in settings:
+    if mask is not None:
+      is_of_cache = num_queries == 1 and jnp.shape(mask)[-3:] == (1, 1, n)
+      if not is_of_cache or "segments_BL" in settings:
+        raise ValueError(
+          "attend cannot honour a mask: say which pairs there are by a"
+          " pattern, or call attend with segments_BL for padding and packed"
+          " documents"
+        )
       mask_BM = jnp.broadcast_to(mask, (*batch, 1, 1, n)).reshape(-1, n)
       options = settings | _of_cache(mask_BM)
-    elif mask is not None:
-      raise ValueError(
-        "attend cannot honour a mask: say which pairs there are by a pattern,"
-        " or call attend with segments_BL for padding and packed documents"
-      )
     return attend(q, k, v, heads, **options).reshape(*query.shape[:-1], -1)
 
   return attention_fn

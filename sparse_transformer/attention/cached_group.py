@@ -22,7 +22,7 @@ from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.content import binding, spans as spans_lib
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
-from sparse_transformer.patterns.content import Known
+from sparse_transformer.patterns.content import Content, Known
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,13 +59,15 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       " step; use a causal pattern"
     )
   last = analysis.last_readers(kept, n)
-  slots, size = np.full(n, -1, np.int32), 0
+  slots = np.full(n, -1, np.int32)
+  size = 0
   freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
   for key in np.flatnonzero(last >= np.arange(n)).tolist():
     if freed and freed[0][0] <= key:
-      slot = heapq.heappop(freed)[1]
+      _, slot = heapq.heappop(freed)
     else:
-      slot, size = size, size + 1
+      slot = size
+      size += 1
     slots[key] = slot
     heapq.heappush(freed, (int(last[key]) + 1, slot))
   slots[slots < 0] = size
@@ -78,7 +80,7 @@ def kept_pairs(pattern: Pattern) -> Pattern:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
   """The keys and labels of some heads."""
 
@@ -97,64 +99,86 @@ class Group:
 
   def write(
     self,
-    place: tuple[Any, Any],
+    layer: Any,
+    start: Any,
+    arrays: Sequence[Any],
     slots: Any,
     positions: Any,
-    arrays: Sequence[Any],
     directions: Mapping[Pattern, jax.Array],
   ) -> "Group":
-    """The group with the keys of `positions` in `slots`, integers or arrays.
+    """The group with more keys of one layer.
 
-    The place is the layer and first position of q, k and v [B, L, heads, ...].
+    Args:
+      layer: the layer.
+      start: the first position of the arrays.
+      arrays: q, which may be None without labels, k and v [B, L, heads, ...].
+      slots: those that are written, an integer or int32 [slots].
+      positions: those whose keys they get; -1 for an arbitrary key.
+      directions: as in `attend`.
     """
-    layer, start = place
-    q_BLHK, *new = arrays
+    q_BLHK, k_BLGK, v_BLGE = arrays
+    key_heads = np.array(self.key_heads)
 
     def put(x, new_BLGK):
-      new_LBCK = jnp.moveaxis(new_BLGK[:, :, np.array(self.key_heads)], 1, 0)
-      # A slot that holds no key gets an arbitrary one.
+      new_LBCK = jnp.moveaxis(new_BLGK[:, :, key_heads], 1, 0)
       rows = jnp.take(new_LBCK, positions - start, axis=0, mode="clip")
       return x.at[layer, :, :, slots].set(rows.astype(x.dtype))
 
-    k, v = map(put, (self.k, self.v), new)
-    labels, first = [], [jnp.int32(i) for i in (layer, 0, 0, start, 0)]
-    contents = binding.labelled(self.pattern)
-    for content, x in zip(contents, self.labels, strict=True):
-      k_BMCK = k[layer][:, :, : self.length].swapaxes(1, 2)
-      q, given = q_BLHK[:, :, np.array(self.heads)], self._own(directions)
-      found = binding.labels(content, q, k_BMCK, given.get(content), start)
-      labels.append(lax.dynamic_update_slice(x, found[None], first))
-    held = self.positions.at[slots].set(positions)
+    k = put(self.k, k_BLGK)
+    v = put(self.v, v_BLGE)
+
+    labels = []
+    own_directions = self._own(directions)
+    for content, earlier in zip(
+      binding.labelled(self.pattern), self.labels, strict=True
+    ):
+      new = binding.labels(
+        content,
+        q_BLHK[:, :, np.array(self.heads)],
+        k[layer][:, :, : self.length].swapaxes(1, 2),
+        own_directions.get(content),
+        start,
+      )
+      place = [jnp.int32(i) for i in (layer, 0, 0, start, 0)]
+      labels.append(lax.dynamic_update_slice(earlier, new[None], place))
     return dataclasses.replace(
-      self, k=k, v=v, positions=held, labels=tuple(labels)
+      self,
+      k=k,
+      v=v,
+      positions=self.positions.at[slots].set(positions),
+      labels=tuple(labels),
     )
 
   def attend(
     self,
-    place: tuple[Any, Any],
+    layer: Any,
+    t: jax.Array,
     q_BHK: jax.Array,
     directions: Mapping[Pattern, jax.Array],
     scores: contract.Scores,
   ) -> online_softmax.Softmax:
-    """(out [B, C R, E], lse [B, C R]) of queries whose keys are written."""
-    layer, t = place
+    """(out [B, C R, E], lse [B, C R]) at position t, whose keys are written."""
     q_BHK = q_BHK[:, np.array(self.heads)]
     batch, num_heads, width = q_BHK.shape
     dtype = np.promote_types(q_BHK.dtype, np.float32)
     weights = self._weights(layer, t, self._own(directions), dtype)
     k, v = self.k[layer], self.v[layer]
+
+    # Where few slots have keys of the query, only those are read.
     num_keys = max(1, self.plan.most_keys)  # a maximum needs one
-    if weights.shape[:2] == (1, 1) and 2 * num_keys <= self.plan.size:
+    is_same_for_all = weights.shape[:2] == (1, 1)
+    if is_same_for_all and 2 * num_keys <= self.plan.size:
       weights, slots = lax.top_k(weights, num_keys)
-      few = (x[layer, :, :, slots[0, 0]] for x in (self.k, self.v))
-      k, v = (jnp.moveaxis(x, 0, 2) for x in few)
-    shape = k.shape[1], num_heads // k.shape[1]  # C, R
-    of_weights = shape if weights.shape[1] > 1 else (1, 1)
-    weights = weights.reshape(1, len(weights), *of_weights, -1)
-    q = q_BHK.astype(dtype).reshape(1, batch, *shape, width)
+      k = jnp.moveaxis(self.k[layer, :, :, slots[0, 0]], 0, 2)
+      v = jnp.moveaxis(self.v[layer, :, :, slots[0, 0]], 0, 2)
+
+    num_key_heads = k.shape[1]
+    group = num_heads // num_key_heads
+    shape = (num_key_heads, group) if weights.shape[1] > 1 else (1, 1)
+    weights = weights.reshape(1, len(weights), *shape, -1)
     has_span = spans_lib.span_of(self.pattern) is not None
     out, lse = online_softmax.softmax(
-      q,
+      q_BHK.astype(dtype).reshape(1, batch, num_key_heads, group, width),
       contract.Keys(k[None].astype(dtype), v[None].astype(dtype)),
       (weights > 0, weights if has_span else None),
       scores,
@@ -162,37 +186,45 @@ class Group:
     return out.reshape(batch, num_heads, -1), lse.reshape(batch, num_heads)
 
   def _own(self, directions):
+    """The directions of these heads."""
+    heads = np.array(self.heads)
     return {
-      content: x if len(x) == 1 else jnp.asarray(x)[np.array(self.heads)]
+      content: x if len(x) == 1 else jnp.asarray(x)[heads]
       for content, x in directions.items()
     }
 
   def _weights(self, layer, t, directions, dtype):
     """The weights of keys at step t, [B or 1, C R or 1, S + 1]; 0 for none."""
-    pattern, bound = self.pattern, self.pattern.support()
+    bound = self.pattern.support()
     if self.labels:
-      contents = zip(binding.labelled(pattern), self.labels, strict=True)
-      sets = tuple(content.sets(x[layer]) for content, x in contents)
-      bound = pattern.bind(binding.unions(pattern, sets))
-    k_at = self.positions
-    keys = k_at.reshape(1, 1, 1, -1)
-    mask = (bound.mask(t.reshape(1, 1, 1, 1), keys) & (keys >= 0))[:, :, 0]
-    heads = (pattern,) * len(self.heads)
-    ramps_HS = spans_lib.weights(heads, directions, t, k_at, dtype)
-    weights = jnp.ones((1, 1, 1), dtype) if ramps_HS is None else ramps_HS[None]
+      contents = binding.labelled(self.pattern)
+      sets = [
+        content.sets(x[layer])
+        for content, x in zip(contents, self.labels, strict=True)
+      ]
+      bound = self.pattern.bind(binding.unions(self.pattern, sets))
+    # In the mask of a bound pattern, positions have axes of batch and heads.
+    query = t.reshape(1, 1, 1, 1)
+    keys = self.positions.reshape(1, 1, 1, -1)
+    mask = (bound.mask(query, keys) & (keys >= 0))[:, :, 0]
+
+    weights = jnp.ones((1, 1, 1), dtype)
+    ramps_HS = spans_lib.weights(
+      (self.pattern,) * len(self.heads), directions, t, self.positions, dtype
+    )
+    if ramps_HS is not None:
+      weights = ramps_HS[None]
     # Otherwise they are computed for each use.
     return lax.optimization_barrier(jnp.where(mask, weights, 0))
 
 
-def num_labels(pattern: Pattern, n: int, width: int) -> list[int]:
-  """The number of labels of a position, for each of `labelled`; width is K."""
-
-  def of(content):
-    shapes = (1, 1, 1, width), (1, n, 1, width)
-    directions = 1, content.num_directions, width
-    q, k, d = (
-      jax.ShapeDtypeStruct(x, jnp.float32) for x in (*shapes, directions)
+def num_labels(content: Content, n: int, width: int) -> int:
+  """The number of labels of a position; `width` is K."""
+  arrays = jax.eval_shape(
+    lambda: Known(
+      jnp.zeros((1, 1, 1, width)),
+      jnp.zeros((1, n, 1, width)),
+      jnp.zeros((1, content.num_directions, width)),
     )
-    return jax.eval_shape(content.labels, Known(q, k, d)).shape[-1]
-
-  return [of(content) for content in binding.labelled(pattern)]
+  )
+  return jax.eval_shape(content.labels, arrays).shape[-1]

@@ -1,5 +1,6 @@
 """The contract between `attend` and its executors, which run plans."""
 
+import abc
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention.orders import (
   NATURAL,
@@ -20,32 +22,34 @@ from sparse_transformer.patterns import Layout, Pattern
 # needs besides queries, keys and values.
 SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
 
+SMALLEST_TILE = 32  # positions
+
 Axes = tuple[str, ...]  # of a mesh
-Heads = tuple[int, ...] | None  # None: all of them
-# Of `Case.others`, what no kernel has.
-NOT_IN_KERNELS = {"values of another dtype", "a symbolic batch"}
+Heads = tuple[int, ...]  # numbers of heads
 
 
-@dataclasses.dataclass(frozen=True)
-class Case:
-  """What an executor is asked to run."""
+class Split(NamedTuple):
+  """The axes of the mesh that split arrays [B, L, H, ...]."""
 
-  batch: int  # number of sequences, B
-  length: int  # positions in a sequence, n = L = M
-  num_heads: int  # number of query heads, H
-  qk_width: int  # width of a head's queries and keys, K
-  value_width: int  # width of a head's values, E
-  dtype: str  # dtype of queries and keys
-  platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
-  tile: int = 0  # positions on a side of a tile that are asked for; 0 to choose
-  num_key_heads: int = 0  # heads of keys and values, G; 0 for as many
-  patterns: tuple[Pattern, ...] = ()  # one for each head, if they are known
-  others: tuple[str, ...] = ()  # what else is asked for, see `others_of`
+  sequences: Axes = ()
+  positions: Axes = ()
+  heads: Axes = ()
+  # Those that have divided positions, if the caller is within `jax.shard_map`.
+  within: Axes = ()
 
   @property
-  def group(self) -> int:
-    """Query heads that share a key head."""
-    return self.num_heads // (self.num_key_heads or self.num_heads)
+  def over_positions(self) -> Axes:
+    """The axes that divide positions, here or around the caller."""
+    return self.within or self.positions
+
+  @property
+  def spec(self) -> PartitionSpec:
+    """How `jax.shard_map` splits arrays [B, L, H, ...]."""
+    return PartitionSpec(
+      self.sequences or None,
+      self.positions or None,
+      self.heads or None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +62,71 @@ class Scores:
   def factor(self, width: int) -> float:
     """The factor for a width of queries and keys."""
     return 1 / math.sqrt(width) if self.scale is None else self.scale
+
+
+class Features(NamedTuple):
+  """Parts of a request that an executor may lack."""
+
+  segments: bool
+  softcap: bool
+  sinks: bool
+  lse: bool
+  split_positions: bool
+  symbolic_batch: bool
+  mixed_dtypes: bool
+
+  @property
+  def asked(self) -> list[str]:
+    """The names of those that are asked for, in words."""
+    asked = [name for name, is_asked in self._asdict().items() if is_asked]
+    return [name.replace("_", " ") for name in asked]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Request:
+  """What `attend` was asked for: all that an executor may look at.
+
+  `attend` makes one. Each device gets one of its own sequences and heads.
+  """
+
+  patterns: tuple[Pattern, ...]  # one for each query head
+  batch: int | None  # number of sequences, B; None if it is symbolic
+  length: int  # positions of a sequence on all devices, n
+  num_key_heads: int  # heads of keys and values, G
+  qk_width: int  # width of a head's queries and keys, K
+  value_width: int  # width of a head's values, E
+  dtype: str  # of queries and keys
+  value_dtype: str
+  platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
+  tile: int = 0  # positions on a side of a tile; 0 lets the executor choose
+  scores: Scores = Scores()
+  split: Split = Split()
+  segments: bool = False  # whether pairs are within segments only
+  sinks: bool = False  # whether heads have sinks
+  lse: bool = False  # whether the log-sum-exp is also returned
+
+  @property
+  def num_heads(self) -> int:
+    """The number of query heads, H."""
+    return len(self.patterns)
+
+  @property
+  def group(self) -> int:
+    """The number of query heads that share a key head."""
+    return self.num_heads // self.num_key_heads
+
+  @property
+  def features(self) -> Features:
+    """Which features are asked for."""
+    return Features(
+      segments=self.segments,
+      softcap=self.scores.softcap > 0,
+      sinks=self.sinks,
+      lse=self.lse,
+      split_positions=self.split.over_positions != (),
+      symbolic_batch=self.batch is None,
+      mixed_dtypes=self.dtype != self.value_dtype,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -107,29 +176,10 @@ class Keys(NamedTuple):
   segments: jax.Array | None = None  # int32 [B, M, 1]
 
 
-class Executor(Protocol):
+class Runner(Protocol):
   """Runs attention, plan by plan."""
 
-  def unsupported(self, case: Case) -> str | None:
-    """Why a case cannot run, as the end of an error message; None if it can."""
-
-  def tile_size(self, part: Pattern, case: Case) -> int:
-    """The tile of a part that runs alone: `case.tile`, or if 0, a choice."""
-
-  def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
-    """Plans that together cover the pairs of heads with these patterns."""
-
-  def shares(
-    self, part: Pattern, layouts: Sequence[Layout], case: Case
-  ) -> list[Any]:
-    """The tables with which devices share a part, all of the same shapes.
-
-    Needed only where positions are split. The layouts are the tiles of each
-    device, by place on it: positions in `query_order` and `key_order` are -1
-    for padding, and fill whole tiles. The case has the heads with this part.
-    """
-    raise Unsupported("it cannot run where positions are split")
-
+  @abc.abstractmethod
   def forward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array]:
@@ -138,6 +188,7 @@ class Executor(Protocol):
     All arrays are in its orders. A query without keys gets 0, -inf.
     """
 
+  @abc.abstractmethod
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, ...]:
@@ -148,28 +199,51 @@ class Executor(Protocol):
     """
 
 
-def make_case(q_BLHK: jax.Array, v_BMGE: jax.Array, **fields: Any) -> Case:
-  """The case of queries and values, with other fields."""
-  batch, _, num_heads, width = q_BLHK.shape
-  _, length, num_key_heads, value_width = v_BMGE.shape
-  sizes = batch, length, num_heads, width, value_width
-  fields |= dict(dtype=str(q_BLHK.dtype), num_key_heads=num_key_heads)
-  return Case(*sizes, **fields)
+class Executor(Runner, Protocol):
+  """Makes plans of a request, and runs them; a base class of executors."""
 
+  # The smallest tile to choose where positions are split over devices.
+  smallest_tile: int = SMALLEST_TILE
 
-def others_of(**asked: Any) -> tuple[str, ...]:
-  """What else is asked for, in words: the names of what is not false."""
-  return tuple(name.replace("_", " ") for name in asked if asked[name])
+  @abc.abstractmethod
+  def unsupported(self, request: Request) -> str | None:
+    """Why a request cannot run, which ends an error message; None if it can."""
 
+  @abc.abstractmethod
+  def tile_size(self, part: Pattern, request: Request) -> int:
+    """The tile of a part that runs with the request's patterns.
 
-def number(size: Any) -> int:
-  """A size to plan for: 1 for a symbolic one, as `jax.export` may have."""
-  return size if isinstance(size, int) else 1
+    It is `request.tile` or, if that is 0, a choice.
+    """
+
+  @abc.abstractmethod
+  def plans(self, request: Request) -> Plans:
+    """Plans that together cover the pairs of the request's patterns."""
+
+  def device_tables(
+    self, part: Pattern, layouts: Sequence[Layout], request: Request
+  ) -> list[Any]:
+    """The tables of a part for each device, all of the same shapes.
+
+    Needed only where positions are split.
+
+    Args:
+      part: the part of a pattern.
+      layouts: the tiles of each device, by place on it. Positions in
+        `query_order` and `key_order` are -1 for padding, and fill whole tiles.
+      request: its heads are those with this part.
+
+    Raises:
+      Unsupported: this executor cannot run where positions are split.
+    """
+    raise Unsupported(
+      "the backend cannot split positions over devices; use another one"
+    )
 
 
 def fit_tile(tile: int, n: int) -> int:
   """The tile, or a smaller one, of at least 32, that n positions fit in."""
-  return min(tile, max(32, 1 << (n - 1).bit_length()))
+  return min(tile, max(SMALLEST_TILE, 1 << (n - 1).bit_length()))
 
 
 def name_saved(*results: jax.Array) -> tuple[jax.Array, ...]:

@@ -20,7 +20,7 @@ from sparse_transformer.patterns import Pattern
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Cache:
   """The keys and values that later positions may attend to; a pytree.
 
@@ -81,26 +81,37 @@ def init_cache(
     raise ValueError(
       f"{num_key_heads=} must divide {num_heads=}, the number of query heads"
     )
-  of_heads = arguments.patterns_of_heads(patterns, num_heads, length)
+  patterns_H = arguments.patterns_of_heads(patterns, num_heads, length)
 
-  def group_of(pattern, heads):
-    heads = heads or tuple(range(num_heads))
-    of_keys = key_heads(heads, num_heads // num_key_heads) or ()
+  groups = []
+  by_pattern = group_heads([(pattern,) for pattern in patterns_H])
+  for pattern, heads in by_pattern.items():
+    own_key_heads = key_heads(heads, num_heads // num_key_heads)
     size = cached_group.plan_cache(pattern, length).size + 1
-    shape = layers, batch, len(of_keys), size
-    k, v = (jnp.zeros((*shape, x), dtype) for x in (qk_width, value_width))
-    labels = tuple(
-      jnp.zeros((layers, batch, len(heads), length, x), jnp.int32)
-      for x in cached_group.num_labels(pattern, length, qk_width)
+    shape = layers, batch, len(own_key_heads), size
+    labels = []
+    for content in binding.labelled(pattern):
+      num_labels = cached_group.num_labels(content, length, qk_width)
+      label_shape = layers, batch, len(heads), length, num_labels
+      labels.append(jnp.zeros(label_shape, jnp.int32))
+    group = cached_group.Group(
+      k=jnp.zeros((*shape, qk_width), dtype),
+      v=jnp.zeros((*shape, value_width), dtype),
+      positions=jnp.full(size, -1, jnp.int32),
+      labels=tuple(labels),
+      pattern=pattern,
+      heads=heads,
+      key_heads=own_key_heads,
+      length=length,
     )
-    positions = jnp.full(size, -1, jnp.int32)
-    static = pattern, heads, of_keys, length
-    return cached_group.Group(k, v, positions, labels, *static)
-
-  by_pattern = group_heads([(pattern,) for pattern in of_heads])
-  groups = (group_of(*x) for x in by_pattern.items())
-  count = jnp.zeros((), jnp.int32)
-  return Cache(tuple(groups), count, of_heads, num_key_heads, length)
+    groups.append(group)
+  return Cache(
+    groups=tuple(groups),
+    count=jnp.zeros((), jnp.int32),
+    patterns=patterns_H,
+    num_key_heads=num_key_heads,
+    length=length,
+  )
 
 
 def fill_cache(
@@ -129,23 +140,34 @@ def fill_cache(
     ValueError: an argument does not fit the cache, or the cache is known not to
       be empty.
   """
-  arrays, count = (q_BLHK, k_BLGK, v_BLGE), jnp.shape(k_BLGK)[1:2]
-  _check(cache, layer, directions, arrays, count)
-  if not 0 < count[0] <= cache.length:
+  arrays = q_BLHK, k_BLGK, v_BLGE
+  new = jnp.shape(k_BLGK)[
+    1:2
+  ]  # the number of positions, if there is such an axis
+  _check(cache, layer, directions, arrays, new)
+  (num,) = new
+  if not 0 < num <= cache.length:
     raise ValueError(
-      f"a prompt of {count[0]} positions must have between 1 and"
-      f" {cache.length}, the length of the cache"
+      f"a prompt of {num} positions must have between 1 and {cache.length}, the"
+      " length of the cache"
     )
   # Another layer may have it already.
-  if _known(cache.count) not in (None, 0, count[0]):
+  if _known(cache.count) not in (None, 0, num):
     raise ValueError("a prompt needs an empty cache; see init_cache")
-  groups = []
-  for group in cache.groups:
-    slots, held = np.arange(group.plan.size + 1), group.plan.held(count[0])
-    given = slots, held, arrays, directions or {}
-    groups.append(group.write((layer, 0), *given))
-  filled = jnp.full_like(cache.count, count[0])
-  return dataclasses.replace(cache, groups=tuple(groups), count=filled)
+
+  groups = tuple(
+    group.write(
+      layer,
+      0,
+      arrays,
+      slots=np.arange(group.plan.size + 1),
+      positions=group.plan.held(num),
+      directions=directions or {},
+    )
+    for group in cache.groups
+  )
+  count = jnp.full_like(cache.count, num)
+  return dataclasses.replace(cache, groups=groups, count=count)
 
 
 def attend_next(
@@ -182,28 +204,33 @@ def attend_next(
   """
   _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
   t = arguments.check_index("t", t, cache.length)
-  count, layers = _known(cache.count), len(cache.groups[0].k)
+  count = _known(cache.count)
   if count is not None and isinstance(t, int):
+    layers = len(cache.groups[0].k)
     if t != count and not (layers > 1 and t == count - 1):
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
-  place, given = (layer, jnp.asarray(t, jnp.int32)), directions or {}
   scores = arguments.check_scores(scale, softcap)
-  arrays = tuple(x[:, None] for x in (q_BHK, k_BGK, v_BGE))
-  groups, found = [], []
+  directions = directions or {}
+  t = jnp.asarray(t, jnp.int32)
+
+  arrays = [x[:, None] for x in (q_BHK, k_BGK, v_BGE)]
+  groups, outs, lses = [], [], []
   for group in cache.groups:
     slot = jnp.asarray(group.plan.slots)[t]
-    group = group.write(place, slot, place[1], arrays, given)
-    found.append(group.attend(place, q_BHK, given, scores))
+    group = group.write(layer, t, arrays, slot, t, directions)
+    out, lse = group.attend(layer, t, q_BHK, directions, scores)
     groups.append(group)
+    outs.append(out)
+    lses.append(lse)
+
   # The results are sorted by group: restore the order of the heads.
   order = np.argsort([head for group in groups for head in group.heads])
-  out_BHE, lse_BH = (
-    jnp.concatenate(x, 1)[:, order] for x in zip(*found, strict=True)
-  )
+  out_BHE = jnp.concatenate(outs, 1)[:, order]
+  lse_BH = jnp.concatenate(lses, 1)[:, order]
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, len(cache.patterns))
     out_BHE, _ = online_softmax.add_sinks(out_BHE, lse_BH, sinks_H)
-  cache = dataclasses.replace(cache, groups=tuple(groups), count=place[1] + 1)
+  cache = dataclasses.replace(cache, groups=tuple(groups), count=t + 1)
   return out_BHE.astype(v_BGE.dtype), cache
 
 
@@ -212,19 +239,24 @@ def _known(count):
   return None if isinstance(count, jax.core.Tracer) else int(count)
 
 
-def _check(cache, layer, directions, arrays, count=()):
-  (layers, batch, *_, width), v = cache.groups[0].k.shape, cache.groups[0].v
-  num_heads, of_keys = len(cache.patterns), cache.num_key_heads
-  shapes = (num_heads, width), (of_keys, width), (of_keys, v.shape[-1])
-  is_optional = count and not any(group.labels for group in cache.groups)
-  for name, shape, x in zip("qkv", shapes, arrays, strict=True):
-    if name == "q" and x is None and is_optional:
+def _check(cache, layer, directions, arrays, new=()):
+  """Raises a ValueError if arrays [B, *new, heads, ...] do not fit a cache."""
+  group = cache.groups[0]
+  layers, batch, *_, qk_width = group.k.shape
+  value_width = group.v.shape[-1]
+  expected = dict(
+    q=(batch, *new, len(cache.patterns), qk_width),
+    k=(batch, *new, cache.num_key_heads, qk_width),
+    v=(batch, *new, cache.num_key_heads, value_width),
+  )
+  has_labels = any(group.labels for group in cache.groups)
+  for (name, shape), x in zip(expected.items(), arrays, strict=True):
+    if name == "q" and x is None and new and not has_labels:
       continue
-    expected = batch, *count, *shape
-    if not arguments.is_floating(x, expected):
+    if not arguments.is_floating(x, shape):
       raise ValueError(
-        f"{name} must be [{', '.join(map(str, expected))}] for this cache, in"
+        f"{name} must be [{', '.join(map(str, shape))}] for this cache, in"
         f" floating point, got {arguments.describe(x)}"
       )
   arguments.check_index("layer", layer, layers)
-  binding.check_directions(cache.patterns, directions or {}, width)
+  binding.check_directions(cache.patterns, directions or {}, qk_width)

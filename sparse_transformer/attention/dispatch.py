@@ -14,6 +14,7 @@ from sparse_transformer.attention import (
   arguments,
   contract,
   online_softmax,
+  platforms,
   registry,
   sequence_parallel,
   shard_map,
@@ -22,7 +23,6 @@ from sparse_transformer.attention import (
 from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.executors import dense
 from sparse_transformer.attention.orders import apply
-from sparse_transformer.attention.vjp import Call
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -110,51 +110,47 @@ def attend(
   queries, keys, first = arguments.check_arrays(
     q_BLHK, k_BMGK, v_BMGE, segments_BL, first
   )
+  batch, _, num_heads, qk_width = queries.q.shape
+  _, length, num_key_heads, value_width = keys.v.shape
   split = shard_map.split_of(queries.q, spec)
-  case = contract.make_case(queries.q, keys.v)
-  length = case.length * shard_map.num_devices(queries.q, split.within)
+  # Within `jax.shard_map`, arrays are what a device has.
+  length *= shard_map.num_devices(queries.q, split.within)
   tile = arguments.check_tile(tile, length)
-  heads = arguments.patterns_of_heads(patterns, case.num_heads, length)
-  scores = arguments.check_scores(scale, softcap)
-  others = contract.others_of(
+  request = contract.Request(
+    patterns=arguments.patterns_of_heads(patterns, num_heads, length),
+    batch=batch if isinstance(batch, int) else None,
+    length=length,
+    num_key_heads=num_key_heads,
+    qk_width=qk_width,
+    value_width=value_width,
+    dtype=str(queries.q.dtype),
+    value_dtype=str(keys.v.dtype),
+    platform=platforms.current_platform(),
+    tile=tile,
+    scores=arguments.check_scores(scale, softcap),
+    split=split,
     segments=segments_BL is not None,
-    a_soft_cap=scores.softcap,
     sinks=sinks_H is not None,
-    a_log_sum_exp=return_lse,
-    split_positions=split.over_positions,
-    a_symbolic_batch=not isinstance(case.batch, int),
-    values_of_another_dtype=queries.q.dtype != keys.v.dtype,
+    lse=return_lse,
   )
-  case = dataclasses.replace(case, length=length, tile=tile)
-  case = dataclasses.replace(case, patterns=heads, others=others)
-  binding.check_directions(heads, directions or {}, case.qk_width)
-  choice = registry.choose(backend, case)
-  call = Call(heads, scores, tile, choice, split, others)
-  if first is not None:
-    _check_slice(call)
   # Unlike those of a dict, its keys need no order to be a pytree.
-  given = collections.OrderedDict(directions or {})
-  out, lse = _attend(call, case, queries, keys, given, first)
+  directions = collections.OrderedDict(directions or {})
+  binding.check_directions(request.patterns, directions, qk_width)
+  executor = registry.choose(backend, request)
+  if first is not None:
+    _check_slice(request)
+
+  arrays = queries, keys, directions, first
+  # Loops that are run eagerly would be compiled at each call.
+  run = _on_devices_compiled if _are_concrete(arrays) else _on_devices
+  out, lse = run(executor, _of_device(request, queries.q), *arrays)
+
   if sinks_H is not None:
-    sinks_H = arguments.check_sinks(sinks_H, case.num_heads)
+    sinks_H = arguments.check_sinks(sinks_H, num_heads)
     out, lse = online_softmax.add_sinks(out, lse, sinks_H)
   if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
-
-
-def _attend(call, case, *arrays):
-  """(out_BLHE, lse_BLH), compiled if nothing else is."""
-  shards = shard_map.num_devices(arrays[0].q, call.split.heads)
-  own = call.patterns[: case.num_heads // shards]
-  if own * shards != call.patterns or case.num_key_heads % shards:
-    split = call.split._replace(heads=())  # each device runs all heads
-    call = dataclasses.replace(call, split=split)
-  else:
-    call = dataclasses.replace(call, patterns=own)
-  # Loops that are run eagerly would be compiled at each call.
-  run = _on_devices_compiled if _are_concrete(arrays) else _on_devices
-  return run(call, *arrays)
 
 
 def _are_concrete(arrays):
@@ -166,56 +162,88 @@ def _are_concrete(arrays):
   return True
 
 
-def _check_slice(call):
+def _check_slice(request):
   """Raises a ValueError if some queries alone cannot be computed."""
-  if found := [p for p in call.patterns if p.contents()]:
-    raise ValueError(
-      f"{shorten(found[0])} follows the content of all positions, and cannot"
-      " run on some of the queries; see `init_cache` and `attend_next`"
-    )
-  if call.split.over_positions:
-    raise ValueError("with first, positions cannot be split over devices")
+  for pattern in request.patterns:
+    if pattern.contents():
+      raise ValueError(
+        f"{shorten(pattern)} follows the content of all positions, and cannot"
+        " run on some of the queries; see `init_cache` and `attend_next`"
+      )
+  if request.split.over_positions:
+    raise ValueError("first= cannot be used when positions are split")
 
 
-def _on_devices(call, queries, keys, given, first):
-  """Attention on the mesh in context, or on one device."""
-  of_heads = PartitionSpec(call.split.heads or None)
-  specs = collections.OrderedDict(
-    (pattern, of_heads if len(x) > 1 else PartitionSpec())
-    for pattern, x in given.items()
+def _of_device(request, q_BLHK):
+  """The request of each device, for its sequences and heads."""
+  split = request.split
+  num_shards = shard_map.num_devices(q_BLHK, split.heads)
+  patterns = request.patterns[: request.num_heads // num_shards]
+  is_alike = patterns * num_shards == request.patterns
+  if not is_alike or request.num_key_heads % num_shards:
+    # Each device runs all heads.
+    patterns = request.patterns
+    num_shards = 1
+    split = split._replace(heads=())
+  batch = request.batch
+  if batch is not None:
+    batch //= shard_map.num_devices(q_BLHK, split.sequences)
+  return dataclasses.replace(
+    request,
+    patterns=patterns,
+    batch=batch,
+    num_key_heads=request.num_key_heads // num_shards,
+    split=split,
   )
-  of_others = PartitionSpec(*call.split.spec[:2]), specs, PartitionSpec()
-  others = (queries.segments, keys.segments), given, first
-  arrays = queries.q, keys.k, keys.v
-  run = functools.partial(_on_device, call)
-  return shard_map.on_any_mesh(run, call.split, arrays, others, of_others)
 
 
-_on_devices_compiled = jax.jit(_on_devices, static_argnums=0)
+def _on_devices(executor, request, queries, keys, directions, first):
+  """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
+  split = request.split
+  by_head = PartitionSpec(split.heads or None)
+  direction_specs = collections.OrderedDict(
+    (pattern, by_head if len(x) > 1 else PartitionSpec())
+    for pattern, x in directions.items()
+  )
+  return shard_map.on_any_mesh(
+    functools.partial(_on_device, executor, request),
+    split,
+    arrays=(queries.q, keys.k, keys.v),
+    others=((queries.segments, keys.segments), directions, first),
+    specs=(
+      PartitionSpec(*split.spec[:2]),
+      direction_specs,
+      PartitionSpec(),
+    ),
+  )
 
 
-def _on_device(call, q_BLHK, k_BMGK, v_BMGE, others):
-  """Attention of what a device has."""
-  (of_queries, of_keys), directions, first = others
-  queries = contract.Queries(q_BLHK, of_queries)
-  keys = contract.Keys(k_BMGK, v_BMGE, of_keys)
-  axes = call.split.over_positions
-  if call.choice.executor is dense:
-    return dense.attend(
-      queries, keys, call.patterns, directions, call.scores, axes, first
-    )
-  over_heads = axes and any(pattern.contents() for pattern in call.patterns)
-  if over_heads:  # all positions of some heads
-    own, directions = sequence_parallel.own_heads(
-      call.patterns, keys.k.shape[2], directions, axes
-    )
-    call = dataclasses.replace(call, patterns=own, split=shard_map.Split())
+_on_devices_compiled = jax.jit(_on_devices, static_argnums=(0, 1))
+
+
+def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, others):
+  """(out_BLHE, lse_BLH) of what a device has."""
+  (query_segments, key_segments), directions, first = others
+  queries = contract.Queries(q_BLHK, query_segments)
+  keys = contract.Keys(k_BMGK, v_BMGE, key_segments)
+  if executor is None:
+    return dense.attend(request, queries, keys, directions, first)
+
+  # Content decides on all positions: each device has them for some heads.
+  axes = request.split.over_positions
+  has_content = any(pattern.contents() for pattern in request.patterns)
+  over_heads = axes and has_content
+  if over_heads:
+    request, directions = sequence_parallel.own_heads(request, directions)
     to_heads = functools.partial(sequence_parallel.to_heads, axes)
     queries, keys = apply(to_heads, (queries, keys))
-  spans_H, found = binding.prepare(
-    call.patterns, queries, keys, directions, call.tile
+
+  spans_H, runtime_tables = binding.prepare(
+    request.patterns, queries, keys, directions, request.tile
   )
-  results = vjp.run_plans(call, queries, keys, spans_H, (found, first))
-  if not over_heads:
-    return results
-  return sequence_parallel.to_positions(axes, *results)
+  out_BLHE, lse_BLH = vjp.run_plans(
+    executor, request, queries, keys, spans_H, runtime_tables, first
+  )
+  if over_heads:
+    return sequence_parallel.to_positions(axes, out_BLHE, lse_BLH)
+  return out_BLHE, lse_BLH

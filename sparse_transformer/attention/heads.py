@@ -1,9 +1,9 @@
 """Heads with the same pattern run together; key heads may serve several.
 
-A tuple of heads lists their numbers; None stands for all of them. Query head h
-has key head h // group.
+Query head h has key head h // group.
 """
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -11,13 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.contract import Heads
+from sparse_transformer.attention.contract import Heads, Request
 from sparse_transformer.patterns import Pattern
 
 
-def index_of(heads: Heads) -> slice | np.ndarray:
+def index_of(heads: Heads, num_heads: int) -> slice | np.ndarray:
   """An index of heads; a slice for all of them, so that nothing is copied."""
-  return slice(None) if heads is None else np.array(heads)
+  if heads == tuple(range(num_heads)):
+    return slice(None)
+  return np.array(heads)
 
 
 def key_heads(heads: Heads, group: int) -> Heads:
@@ -28,15 +30,22 @@ def key_heads(heads: Heads, group: int) -> Heads:
   >>> key_heads((0, 1, 2, 3), 2), key_heads((0, 1, 2), 2)
   ((0, 1), (0, 0, 1))
   """
-  if heads is None or group == 1:
-    return heads
-  of_each = np.array(heads) // group
+  shared = np.array(heads) // group
   for size in range(group, 0, -1):
     if len(heads) % size == 0:
-      rows = of_each.reshape(-1, size)
+      rows = shared.reshape(-1, size)
       if (rows == rows[:, :1]).all():
         break
   return tuple(rows[:, 0].tolist())
+
+
+def request_of(request: Request, pattern: Pattern, heads: Heads) -> Request:
+  """The request of some heads alone, all with the same pattern."""
+  return dataclasses.replace(
+    request,
+    patterns=(pattern,) * len(heads),
+    num_key_heads=len(key_heads(heads, request.group)),
+  )
 
 
 @functools.lru_cache(maxsize=256)
@@ -52,31 +61,30 @@ def group_heads(
   patterns_H: Sequence[Sequence[Pattern]],
 ) -> dict[Pattern, Heads]:
   """Each distinct pattern, with the heads that have it among theirs."""
-  heads: dict[Pattern, list[int]] = {}
+  heads: dict[Pattern, Heads] = {}
   for head, patterns in enumerate(patterns_H):
     for pattern in patterns:
-      heads.setdefault(pattern, []).append(head)
-  everyone = list(range(len(patterns_H)))
-  return {
-    pattern: None if found == everyone else tuple(found)
-    for pattern, found in heads.items()
-  }
+      heads[pattern] = (*heads.get(pattern, ()), head)
+  return heads
 
 
 def put_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
   """x, with the results of heads in their places."""
-  if heads is None:  # without a scatter, whose indices would be empty
+  index = index_of(heads, x_BLH.shape[2])
+  if isinstance(index, slice):  # a scatter would have empty indices
     return new_BLH.astype(x_BLH.dtype)
-  return x_BLH.at[:, :, index_of(heads)].set(new_BLH)
+  return x_BLH.at[:, :, index].set(new_BLH)
 
 
 def add_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
   """x, with the results of heads added to it, in an order that is fixed."""
-  if heads is None:
+  index = index_of(heads, x_BLH.shape[2])
+  if isinstance(index, slice):
     return x_BLH + new_BLH
+
   # A head that occurs several times: a sum has an order, a scatter may not.
-  distinct = dict.fromkeys(heads)
-  if len(distinct) < len(heads):
-    of_each = [np.equal(heads, head).nonzero()[0] for head in distinct]
-    new_BLH = jnp.stack([new_BLH[:, :, at].sum(2) for at in of_each], 2)
-  return x_BLH.at[:, :, np.array([*distinct])].add(new_BLH)
+  distinct, counts = np.unique(index, return_counts=True)
+  if counts.max() > 1:
+    sums = [new_BLH[:, :, index == head].sum(2) for head in distinct]
+    new_BLH = jnp.stack(sums, axis=2)
+  return x_BLH.at[:, :, distinct].add(new_BLH)

@@ -21,10 +21,12 @@ Table = np.ndarray | jax.Array
 
 
 class Arrangement(abc.ABC):
-  """An order of positions, here or on several devices.
+  """An order of positions, here or on several devices."""
 
-  `positions`, int32 [places], are -1 at places of padding.
-  """
+  @property
+  @abc.abstractmethod
+  def positions(self) -> Table:
+    """The position at each place, int32 [places], -1 for padding."""
 
   @abc.abstractmethod
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -36,20 +38,28 @@ class Arrangement(abc.ABC):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Order(Arrangement):
   """An order of positions on one device."""
 
-  positions: Table  # int32 [places], the position at each place, -1 for padding
-  # int32 [n], the place of each position, `len(positions)` for none.
+  rows: Table  # int32 [places], the row of arrays at each place, -1 for padding
+  # int32 [n], the place of each row, `len(rows)` for none.
   places: Table
   # Whether this is the natural order, without padding.
   is_natural: bool = dataclasses.field(metadata=STATIC)
+  first: jax.Array | None = None  # the position of the first row; None for 0
+
+  @property
+  def positions(self) -> Table:
+    if self.first is None:
+      return self.rows
+    rows = jnp.asarray(self.rows)
+    return jnp.where(rows < 0, -1, self.first + rows)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.is_natural:
       return arrays
-    return tuple(jnp.take(x, self.positions.clip(0), axis=1) for x in arrays)
+    return tuple(jnp.take(x, self.rows.clip(0), axis=1) for x in arrays)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if self.is_natural:
@@ -58,15 +68,22 @@ class Order(Arrangement):
     return tuple(take(x, self.places) for x in arrays)
 
 
-def make_order(order: np.ndarray, num_places: int) -> Order:
+def make_order(
+  order: np.ndarray, num_places: int, first: jax.Array | None = None
+) -> Order:
   """The first places of a permutation, padded where it has fewer."""
-  n, kept = len(order), order[:num_places]
-  positions = np.full(num_places, -1, np.int32)
-  positions[: len(kept)] = kept
+  n = len(order)
+  kept = order[:num_places]
+  rows = np.full(num_places, -1, np.int32)
+  rows[: len(kept)] = kept
   places = np.full(n, num_places, np.int32)
   places[kept] = np.arange(len(kept))
-  is_natural = np.array_equal(positions, np.arange(n))
-  return Order(positions, places, is_natural)
+  return Order(
+    rows=rows,
+    places=places,
+    is_natural=np.array_equal(rows, np.arange(n)),
+    first=first,
+  )
 
 
 @jax.tree_util.register_dataclass
@@ -77,34 +94,43 @@ class Orders(Arrangement):
   orders: tuple[Order, ...]
 
   @property
-  def positions(self) -> jax.Array:
+  def positions(self) -> Table:
     return jnp.concatenate([jnp.asarray(x.positions) for x in self.orders])
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     # Rows of all heads at once are long, and few.
-    rows = [x.reshape(*x.shape[:2], -1) for x in arrays]
-    found = zip(*(x.arrange(*rows) for x in self.orders), strict=True)
-    joined = (jnp.concatenate(x, 1) if len(x) > 1 else x[0] for x in found)
-    return tuple(
-      x.reshape(*x.shape[:2], *like.shape[2:])
-      for x, like in zip(joined, arrays, strict=True)
-    )
+    rows = [_join_heads(x) for x in arrays]
+    by_order = [order.arrange(*rows) for order in self.orders]
+    arranged = []
+    for x, *pieces in zip(arrays, *by_order, strict=True):
+      joined = jnp.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0]
+      arranged.append(_split_heads(joined, x))
+    return tuple(arranged)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Undoes `arrange` for gradients: adds up all places of a position."""
-    ends = np.cumsum([len(x.positions) for x in self.orders])[:-1]
-    found: list[jax.Array] = []
+    ends = np.cumsum([len(order.rows) for order in self.orders])[:-1]
+    restored: list[jax.Array] = []
     for x in arrays:
       # In turn, so that only one of them needs memory at a time.
-      x, found = lax.optimization_barrier((x, found))
-      pieces = jnp.split(x.reshape(*x.shape[:2], -1), ends, 1)
-      restored = [
+      x, restored = lax.optimization_barrier((x, restored))
+      pieces = jnp.split(_join_heads(x), ends, 1)
+      sums = [
         order.restore(piece)[0]
         for order, piece in zip(self.orders, pieces, strict=True)
       ]
-      total = functools.reduce(jnp.add, restored)
-      found.append(total.reshape(*total.shape[:2], *x.shape[2:]))
-    return tuple(found)
+      total = functools.reduce(jnp.add, sums)
+      restored.append(_split_heads(total, x))
+    return tuple(restored)
+
+
+def _join_heads(x_BL):
+  return x_BL.reshape(*x_BL.shape[:2], -1)
+
+
+def _split_heads(x_BL, like_BLH):
+  """Rows that `_join_heads` joined, with the heads of another array."""
+  return x_BL.reshape(*x_BL.shape[:2], *like_BLH.shape[2:])
 
 
 def orders_of(layout: Layout) -> tuple[Order, Order]:
@@ -118,31 +144,12 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   if num_cols > num_rows // 2:
     num_cols = num_rows
   queries = make_order(layout.query_order, num_rows * layout.tile)
-  return queries, make_order(layout.key_order, num_cols * layout.tile)
+  keys = make_order(layout.key_order, num_cols * layout.tile)
+  return queries, keys
 
 
 # Arranges nothing, at any length; its positions are never read.
 NATURAL = make_order(np.arange(0), 0)
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
-class Slice(Arrangement):
-  """An order of some consecutive positions."""
-
-  order: Order  # of their numbers, counted from the first
-  first: jax.Array  # int32, the first position
-
-  @property
-  def positions(self) -> jax.Array:
-    at = jnp.asarray(self.order.positions)
-    return jnp.where(at < 0, -1, self.first + at)
-
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return self.order.arrange(*arrays)
-
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return self.order.restore(*arrays)
 
 
 def apply(function: Callable[..., Any], arrays: Any) -> Any:

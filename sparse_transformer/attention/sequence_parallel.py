@@ -16,9 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import contract, heads as heads_lib
 from sparse_transformer.attention.contract import Axes, Table
-from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.attention.orders import Arrangement
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
@@ -26,7 +25,7 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 MAX_SHIFTS = 8  # messages, one after another
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Route:
   """How devices get the positions that they need: in a few messages each."""
 
@@ -56,35 +55,53 @@ def find_route(positions: np.ndarray, own: int) -> Route:
   num_devices = len(positions)
   device = np.arange(num_devices)[:, None]
   holders = np.where(positions < 0, device, positions // own)
+
+  # What is read from other devices, by reader and then by holder.
   reader, place = np.nonzero(holders != device)
-  order = np.lexsort((holders[reader, place], reader))
-  reader, place = reader[order], place[order]
+  by_holder = np.lexsort((holders[reader, place], reader))
+  reader = reader[by_holder]
+  place = place[by_holder]
   holder = holders[reader, place]
+
+  # Its number among what a reader has from a holder, and its message.
   pair = reader * num_devices + holder
   counts = np.bincount(pair, minlength=num_devices**2)
+  number = np.arange(len(pair)) - (np.cumsum(counts) - counts)[pair]
   sizes, shifts = _find_messages(counts.reshape(num_devices, num_devices))
   starts = np.cumsum([0, *sizes])
-  number = np.arange(len(pair)) - (np.cumsum(counts) - counts)[pair]
   if shifts is None:
-    sent_at, received_at = starts[reader] + number, starts[holder] + number
+    sent_at = starts[reader] + number
+    received_at = starts[holder] + number
   else:
     message = np.searchsorted(shifts, (reader - holder) % num_devices)
     sent_at = received_at = starts[message] + number
+
   read = np.where(positions < 0, -1, positions % own).astype(np.int32)
-  sent = np.tile(own + np.arange(starts[-1], dtype=np.int32), (num_devices, 1))
+  nothing = own + np.arange(starts[-1], dtype=np.int32)
+  sent = np.tile(nothing, (num_devices, 1))
   sent[holder, sent_at] = read[reader, place]
   read[reader, place] = own + received_at
-  return Route(positions.astype(np.int32), own, sizes, shifts, sent, read)
+  return Route(
+    positions=positions.astype(np.int32),
+    own=own,
+    sizes=sizes,
+    shifts=shifts,
+    sent=sent,
+    read=read,
+  )
 
 
 def _find_messages(counts):
   """(sizes, shifts) of messages by which devices read counts[to, from]."""
-  num_devices, most = len(counts), int(counts.max())
-  to = np.arange(num_devices)
-  longest = [int(counts[to, to - shift].max()) for shift in to]
+  num_devices = len(counts)
+  device = np.arange(num_devices)
+  longest = [int(counts[device, device - shift].max()) for shift in device]
   shifts = tuple(np.flatnonzero(longest).tolist())
-  is_worse = (sum(longest), len(shifts)) > ((num_devices - 1) * most, 1)
-  if is_worse or len(shifts) > MAX_SHIFTS:
+
+  # A message to each device, all as long as the longest, is one operation.
+  most = int(counts.max())
+  is_longer = (sum(longest), len(shifts)) > ((num_devices - 1) * most, 1)
+  if is_longer or len(shifts) > MAX_SHIFTS:
     return (most,) * num_devices, None
   return tuple(longest[shift] for shift in shifts), shifts
 
@@ -108,54 +125,59 @@ class Exchange(Arrangement):
     return of_device(self.route.positions, self.axes)
 
   def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    held = arrays
     if self.route.sizes:
-      at = of_device(self.route.sent, self.axes)
-      arrays = tuple(
-        jnp.concatenate([x, self._send(_take(x, at))], 1) for x in arrays
+      sent = of_device(self.route.sent, self.axes)
+      held = tuple(
+        jnp.concatenate([x, self._send(_take(x, sent))], 1) for x in arrays
       )
-    at = of_device(self.route.read, self.axes)
-    return tuple(_take(x, at) for x in arrays)
+    read = of_device(self.route.read, self.axes)
+    return tuple(_take(x, read) for x in held)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Adds results on the devices that hold their positions."""
-    route, own = self.route, self.route.own
-    at = of_device(_inverse(route.read, own + route.sent.shape[1]), self.axes)
-    held = [_take(x, at) for x in arrays]
-    totals = [x[:, :own] for x in held]
+    route = self.route
+    inverse = _inverse(route.read, route.own + route.sent.shape[1])
+    place = of_device(inverse, self.axes)
+    held = [_take(x, place) for x in arrays]
+    totals = [x[:, : route.own] for x in held]
     if not route.sizes:
       return tuple(totals)
-    came = [self._send(x[:, own:], step=-1) for x in held]
+
+    came = [self._send(x[:, route.own :], step=-1) for x in held]
     # One message after another: a row that several have read is then added in
     # the same order each time, and never twice in one operation.
-    ends = np.cumsum(route.sizes)
-    for first, last in zip(ends - route.sizes, ends, strict=True):
-      at = of_device(route.sent[:, first:last], self.axes)
+    first = 0
+    for size in route.sizes:
+      message = slice(first, first + size)
+      at = of_device(route.sent[:, message], self.axes)
       totals = [
-        x.at[:, at].add(new[:, first:last], mode="drop", unique_indices=True)
+        x.at[:, at].add(new[:, message], mode="drop", unique_indices=True)
         for x, new in zip(totals, came, strict=True)
       ]
+      first += size
     return tuple(totals)
 
   def _send(self, x_BL, step=1):
     """Sends messages or, with a step of -1, what was added to them back."""
-    if self.route.shifts is None:
+    route = self.route
+    if route.shifts is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
-    devices = range(len(self.route.sent))
-    pieces = jnp.split(x_BL, np.cumsum(self.route.sizes)[:-1], axis=1)
-    came = [
-      lax.ppermute(
-        x, self.axes, [(i, (i + step * shift) % len(devices)) for i in devices]
-      )
-      for x, shift in zip(pieces, self.route.shifts, strict=True)
-    ]
+    num_devices = len(route.sent)
+    messages = jnp.split(x_BL, np.cumsum(route.sizes)[:-1], axis=1)
+    came = []
+    for message, shift in zip(messages, route.shifts, strict=True):
+      to = [(i, (i + step * shift) % num_devices) for i in range(num_devices)]
+      came.append(lax.ppermute(message, self.axes, to))
     return jnp.concatenate(came, 1)
 
 
 def _take(x_BL, at):
   """Rows of x, 0 where `at` is out of range or -1."""
-  if isinstance(at, np.ndarray) and np.array_equal(at, range(x_BL.shape[1])):
+  n = x_BL.shape[1]
+  if isinstance(at, np.ndarray) and np.array_equal(at, range(n)):
     return x_BL
-  at = jnp.where(at < 0, x_BL.shape[1], at)
+  at = jnp.where(at < 0, n, at)
   return jnp.take(x_BL, at, axis=1, mode="fill", fill_value=0)
 
 
@@ -172,7 +194,7 @@ class OverHeads(Arrangement):
   """An order of all positions: each device gets them for its share of heads."""
 
   axes: Axes
-  order: Any  # an `Arrangement` on one device
+  order: Arrangement  # on one device
 
   @property
   def positions(self) -> Table:
@@ -188,12 +210,12 @@ class OverHeads(Arrangement):
 def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
   """All positions of a device's heads, or of a single head for all devices."""
 
-  def of_array(x_BLH):
+  def exchange(x_BLH):
     if x_BLH.shape[2] == 1:
       return lax.all_gather(x_BLH, axes, axis=1, tiled=True)
     return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
 
-  return tuple(map(of_array, arrays))
+  return tuple(map(exchange, arrays))
 
 
 def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -217,140 +239,176 @@ class Slices:
 @functools.lru_cache(maxsize=128)
 def slice_part(part: Pattern, n: int, tile: int, num_devices: int) -> Slices:
   """Deals out the tiles of a part of n positions."""
-  layout, own = part.layout(n, tile), n // num_devices
-  size = -(-n // (tile * num_devices))  # tiles of queries of a device
-  dealt = np.arange(num_devices * size).reshape(num_devices, size)
-  device, rows = np.divmod(layout.rows, size)
-  places = _positions(layout.query_order, dealt, tile)
-  queries = find_route(places.reshape(num_devices, -1), own)
-  places, cols = _keys(part, layout, device, num_devices, own)
-  keys = find_route(places, own)
+  layout = part.layout(n, tile)
+  own = n // num_devices
+  num_rows = -(-n // (tile * num_devices))  # tiles of queries of a device
+  device, rows = np.divmod(layout.rows, num_rows)
+
+  dealt = np.arange(num_devices * num_rows)
+  query_positions = _positions(layout.query_order, dealt, tile)
+  queries = find_route(query_positions.reshape(num_devices, -1), own)
+  key_positions, cols = _keys(part, layout, device, num_devices, own)
+  keys = find_route(key_positions, own)
+
   order = np.lexsort((rows, device))
   ends = np.searchsorted(device[order], range(1, num_devices))
-  by_tile = rows, cols, layout.pairs, layout.full
-  layouts = (
-    Layout(tile, *orders, *(x[here] for x in by_tile))
-    for *orders, here in zip(
-      queries.positions, keys.positions, np.split(order, ends), strict=True
+  layouts = []
+  for i, here in enumerate(np.split(order, ends)):
+    layout_here = Layout(
+      tile=tile,
+      query_order=queries.positions[i],
+      key_order=keys.positions[i],
+      rows=rows[here],
+      cols=cols[here],
+      pairs=layout.pairs[here],
+      full=layout.full[here],
     )
-  )
+    layouts.append(layout_here)
   return Slices(queries, keys, tuple(layouts))
 
 
 def _positions(order, tiles, tile):
-  """The positions in tiles of an order, -1 for none: [..., tile]."""
-  ranks = tiles[..., None] * tile + np.arange(tile)
+  """The positions in tiles of an order, -1 for none: [tiles, tile]."""
+  ranks = tiles[:, None] * tile + np.arange(tile)
   n = len(order)
   return np.where(ranks < n, order[ranks.clip(max=n - 1)], -1)
 
 
 def _keys(part, layout, device, num_devices, own):
-  """(positions of keys [devices, places], each tile's column among them)."""
+  """(positions of keys [devices, places], each tile's column among them).
+
+  `device` is that of each tile of the layout.
+  """
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
-  columns = device * num_cols + layout.cols
-  columns, number = np.unique(columns, return_inverse=True)
+  # Each column of a device, and the number of each tile's.
+  columns, number = np.unique(
+    device * num_cols + layout.cols, return_inverse=True
+  )
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
-  is_away = ((positions // own != owner[:, None]) & (positions >= 0)).any(1)
+
   # Of columns with other devices' positions, only keys that are in a pair.
+  is_of_other = (positions // own != owner[:, None]) & (positions >= 0)
+  is_away = is_of_other.any(1)
   is_needed = np.repeat(~is_away[:, None], tile, axis=1)
   is_needed[number[layout.full]] = True
   partial = np.flatnonzero(~layout.full & is_away[number])
-  rows, cols = layout.rows[partial], layout.cols[partial]
-  orders = layout.query_order, layout.key_order
-  for here, pairs in pairs_of_tiles(part, orders, tile, rows, cols):
-    found, key = np.nonzero(pairs.any(1))
-    is_needed[number[partial[here]][found], key] = True
+  for here, pairs in pairs_of_tiles(
+    part,
+    (layout.query_order, layout.key_order),
+    tile,
+    layout.rows[partial],
+    layout.cols[partial],
+  ):
+    row, key = np.nonzero(pairs.any(1))
+    is_needed[number[partial[here]][row], key] = True
+
+  # The columns of a device follow each other.
   starts = np.searchsorted(owner, np.arange(num_devices + 1))
   place = np.arange(len(columns)) - starts[owner]
-  size = max(1, np.diff(starts).max())
-  places = np.full((num_devices, size, tile), -1)
+  most_columns = max(1, np.diff(starts).max())
+  places = np.full((num_devices, most_columns, tile), -1)
   places[owner, place] = np.where(is_needed, positions, -1)
   return places.reshape(num_devices, -1), place[number]
 
 
 def plan_device(
-  executor: contract.Executor,
-  patterns: tuple[Pattern, ...],
-  case: contract.Case,
-  axes: Axes,
+  executor: contract.Executor, request: contract.Request
 ) -> contract.Plans:
-  """`Executor.plans` of a device, of a case with the length of all positions.
+  """`Executor.plans` of a device, where positions are split.
 
   Parts run in slices, or by heads where key heads divide and slices would bring
   a device more positions than it has.
   """
+  axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
-  shares = getattr(executor, "shares", None)  # of a module, or a bound method
-  if getattr(shares, "__func__", shares) in (None, contract.Executor.shares):
-    raise ValueError(
-      "the executor cannot split positions over devices: it has no method"
-      " `shares`; use another backend"
-    )
-  found: list[tuple[contract.Plan, contract.Heads]] = []
-  own = case.length // num_devices
-  for part, heads in heads_of_parts(patterns, case.length):
-    tile = _tile_of(executor, part, case, own)
-    slices = slice_part(part, case.length, tile, num_devices)
-    of_part = case
-    if heads is not None:
-      few, of_keys = len(heads), len(key_heads(heads, case.group) or ())
-      of_part = dataclasses.replace(case, num_heads=few, num_key_heads=of_keys)
-    if slices.received > own and of_part.num_key_heads % num_devices == 0:
-      plans = _plan_heads(executor, part, of_part, axes)
-      found.extend((plan, heads) for plan in plans)
+  own = request.length // num_devices
+  plans: list[tuple[contract.Plan, contract.Heads]] = []
+  for part, heads in heads_lib.heads_of_parts(request.patterns, request.length):
+    of_part = heads_lib.request_of(request, part, heads)
+    tile = _divisor_tile(executor, part, of_part, own)
+    slices = slice_part(part, request.length, tile, num_devices)
+
+    can_split_heads = of_part.num_key_heads % num_devices == 0
+    if slices.received > own and can_split_heads:
+      for plan in _plan_heads(executor, part, of_part):
+        plans.append((plan, heads))
       continue
+
     key: Any = executor, part, slices, of_part
-    tables = jax.tree.map(lambda x: of_device(x, axes), _tables(*key))
-    orders = Exchange(axes, slices.queries), Exchange(axes, slices.keys)
-    found.append((contract.Plan(part, tile, tables, *orders), heads))
-  return found
+    tables = _tables(*key)
+    plan = contract.Plan(
+      pattern=part,
+      tile=tile,
+      tables=jax.tree.map(lambda x: of_device(x, axes), tables),
+      queries=Exchange(axes, slices.queries),
+      keys=Exchange(axes, slices.keys),
+    )
+    plans.append((plan, heads))
+  return plans
 
 
-def _tile_of(executor, part, case, own):
+def _divisor_tile(executor, part, request, own):
   """A tile that divides a device's `own` positions, unless it is too small."""
-  tile = executor.tile_size(part, case)
-  divisor, least = math.gcd(tile, own), getattr(executor, "SMALLEST", 32)
-  return divisor if divisor >= min(tile, least) else tile
+  tile = executor.tile_size(part, request)
+  divisor = math.gcd(tile, own)
+  return divisor if divisor >= min(tile, executor.smallest_tile) else tile
 
 
-def _plan_heads(executor, part, case, axes):
+def _plan_heads(executor, part, request):
   """Plans of a part for a device's share of the heads, at all positions."""
+  axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
-  few = case.num_heads // num_devices
-  of_keys = case.num_key_heads // num_devices
-  case = dataclasses.replace(case, num_heads=few, num_key_heads=of_keys)
-  for plan, _ in executor.plans((part,) * few, case):
-    queries, keys = (OverHeads(axes, x) for x in (plan.queries, plan.keys))
-    yield dataclasses.replace(plan, queries=queries, keys=keys)
+  of_device = dataclasses.replace(
+    request,
+    patterns=(part,) * (request.num_heads // num_devices),
+    num_key_heads=request.num_key_heads // num_devices,
+  )
+  for plan, _ in executor.plans(of_device):
+    yield dataclasses.replace(
+      plan,
+      queries=OverHeads(axes, plan.queries),
+      keys=OverHeads(axes, plan.keys),
+    )
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(executor, part, slices, case):
-  tables = executor.shares(part, slices.layouts, case)
+def _tables(executor, part, slices, request):
+  """The tables of all devices, stacked."""
+  tables = executor.device_tables(part, slices.layouts, request)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
 
 
 def own_heads(
-  patterns: tuple[Pattern, ...],
-  num_key_heads: int,
-  given: Mapping[Pattern, jax.Array],
-  axes: Axes,
-) -> tuple[tuple[Pattern, ...], dict[Pattern, jax.Array]]:
-  """Content-based patterns of a device's heads, and what is given for them."""
+  request: contract.Request, directions: Mapping[Pattern, jax.Array]
+) -> tuple[contract.Request, dict[Pattern, jax.Array]]:
+  """The request of a device's heads at all positions, and their directions."""
+  axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
-  few = len(patterns) // num_devices
-  is_alike = patterns[:few] * num_devices == patterns
+  num_heads = request.num_heads // num_devices
+  num_key_heads = request.num_key_heads
+  patterns = request.patterns[:num_heads]
+  is_alike = patterns * num_devices == request.patterns
   if not is_alike or num_key_heads > 1 and num_key_heads % num_devices:
     raise ValueError(
       "content-based patterns need all positions of a head on one device, but"
-      f" {len(patterns)} heads cannot be split over {num_devices} devices so"
-      " that each has the same patterns, and equally many of the"
+      f" {request.num_heads} heads cannot be split over {num_devices} devices"
+      " so that each has the same patterns, and equally many of the"
       f" {num_key_heads} key heads; split positions over fewer devices"
     )
-  first = lax.axis_index(axes) * few
-  return patterns[:few], {
-    pattern: x if len(x) == 1 else lax.dynamic_slice_in_dim(x, first, few)
-    for pattern, x in given.items()
-  }
+
+  first = lax.axis_index(axes) * num_heads
+  own_directions = {}
+  for pattern, x in directions.items():
+    if len(x) > 1:
+      x = lax.dynamic_slice_in_dim(x, first, num_heads)
+    own_directions[pattern] = x
+  own_request = dataclasses.replace(
+    request,
+    patterns=patterns,
+    # `to_heads` gives a single key head to all devices.
+    num_key_heads=max(1, num_key_heads // num_devices),
+    split=contract.Split(),
+  )
+  return own_request, own_directions

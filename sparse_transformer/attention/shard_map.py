@@ -2,71 +2,70 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
-from sparse_transformer.attention.contract import Axes
+from sparse_transformer.attention.contract import Axes, Split
 
 Results = tuple[jax.Array, jax.Array]
-
-
-class Split(NamedTuple):
-  """The axes of the mesh that split arrays [B, L, H, ...]."""
-
-  sequences: Axes = ()
-  positions: Axes = ()
-  heads: Axes = ()
-  # Those that have divided positions, if the caller is within `jax.shard_map`.
-  within: Axes = ()
-
-  @property
-  def over_positions(self) -> Axes:
-    """The axes that divide positions, here or around the caller."""
-    return self.within or self.positions
-
-  @property
-  def spec(self) -> PartitionSpec:
-    return PartitionSpec(*(axes or None for axes in self[:3]))
 
 
 def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   """The split of queries over the mesh in context, by a spec as in `attend`."""
   mesh = _mesh_of(q_BLHK)
-
-  def entries_of(spec):
-    several = [tuple(a for a in _axes(x) if mesh.shape[a] > 1) for x in spec]
-    return several + [()] * (3 - len(several))
-
   if spec is None:
-    sequences, *others = entries_of(jax.typeof(q_BLHK).sharding.spec[:3])
-    for axis in mesh.auto_axes:  # those that divide the batch
-      size = _size(mesh, (*sequences, axis))
-      if mesh.shape[axis] > 1 and q_BLHK.shape[0] % size == 0:
-        sequences = (*sequences, axis)
-    return Split(sequences, *others)
+    return _default_split(q_BLHK, mesh)
+
   is_spec = isinstance(spec, PartitionSpec | tuple) and len(spec) <= 3
   if not is_spec or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
     raise ValueError(
       f"{spec=} must say which axes split sequences, positions and heads, of a"
       f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
     )
-  manual = {*mesh.manual_axes}
-  entries = entries_of(spec)
-  within = tuple(a for a in entries[1] if a in manual)
-  rest = [tuple(a for a in axes if a not in manual) for axes in entries]
-  if within and rest[1]:
+  asked = _split_by(spec, mesh)
+  # Those of an enclosing `jax.shard_map` have split the arrays already.
+  outside = {*mesh.manual_axes}
+  split = Split(
+    sequences=_without(asked.sequences, outside),
+    positions=_without(asked.positions, outside),
+    heads=_without(asked.heads, outside),
+    within=tuple(axis for axis in asked.positions if axis in outside),
+  )
+  if split.within and split.positions:
     raise ValueError(f"{spec=}: only some axes of positions are manual")
-  for size, axes, name in zip(q_BLHK.shape, rest, Split._fields, strict=False):
+  whole = zip(q_BLHK.shape[:3], split, Split._fields, strict=False)
+  for size, axes, name in whole:
     if size % _size(mesh, axes):
       raise ValueError(
         f"{size} {name} cannot be split over {_size(mesh, axes)} devices"
         f" ({', '.join(axes)}); they must be a multiple"
       )
-  return Split(*rest)._replace(within=within)
+  return split
+
+
+def _default_split(q_BLHK, mesh):
+  """By explicit axes as the queries are; by automatic ones, if they divide."""
+  split = _split_by(jax.typeof(q_BLHK).sharding.spec, mesh)
+  sequences = split.sequences
+  for axis in mesh.auto_axes:
+    size = _size(mesh, (*sequences, axis))
+    if mesh.shape[axis] > 1 and q_BLHK.shape[0] % size == 0:
+      sequences = (*sequences, axis)
+  return split._replace(sequences=sequences)
+
+
+def _split_by(spec, mesh):
+  """The split by a spec of queries, without axes of a single device."""
+  single = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
+  return Split(*(_without(_axes(entry), single) for entry in spec[:3]))
+
+
+def _without(axes, others):
+  return tuple(axis for axis in axes if axis not in others)
 
 
 def _mesh_of(x):
@@ -96,15 +95,18 @@ def on_any_mesh(
     others, specs: a pytree of other arrays, and of their specs, its prefix.
   """
   mesh = _mesh_of(arrays[0])
-  free = {*mesh.auto_axes, *mesh.explicit_axes}
-  if not mesh.explicit_axes and _size(mesh, tuple(free)) == 1:
+  free = (*mesh.auto_axes, *mesh.explicit_axes)
+  if not mesh.explicit_axes and _size(mesh, free) == 1:
     return attention(*_varying_alike((*arrays, others)))
+
   # Gradients are summed over the devices along axes that are not in a spec,
   # even over a single one.
-  named = {axis for entry in split.spec for axis in _axes(entry)}
-  ones = (a for a in mesh.auto_axes if mesh.shape[a] == 1 and a not in named)
-  split = split._replace(sequences=(*split.sequences, *ones))
-  inputs, in_specs = (*arrays, others), (*[split.spec] * len(arrays), specs)
+  named = (*split.sequences, *split.positions, *split.heads)
+  single = [axis for axis in mesh.auto_axes if mesh.shape[axis] == 1]
+  sequences = (*split.sequences, *_without(single, named))
+  spec = split._replace(sequences=sequences).spec
+  inputs = (*arrays, others)
+  in_specs = (*[spec] * len(arrays), specs)
   if mesh.explicit_axes:
     inputs = _reshard(mesh, inputs, in_specs)
   in_context = not jax.sharding.get_abstract_mesh().empty
@@ -112,41 +114,42 @@ def on_any_mesh(
     attention,
     mesh=None if in_context else mesh,
     in_specs=in_specs,
-    out_specs=split.spec,
-    axis_names=free,
+    out_specs=spec,
+    axis_names={*free},
     # Loops start from arrays that do not vary over devices, and interpreted
     # kernels do not say how their results vary.
     check_vma=False,
   )(*jax.tree.map(jnp.asarray, inputs))
   if mesh.explicit_axes:
-    queries = PartitionSpec(*jax.typeof(arrays[0]).sharding.spec[:3])
-    results = _reshard(mesh, results, queries)
+    query_spec = jax.typeof(arrays[0]).sharding.spec
+    results = _reshard(mesh, results, PartitionSpec(*query_spec[:3]))
   return results
 
 
 def _reshard(mesh, inputs, specs):
   """Inputs whose types match what `jax.shard_map` is told."""
-  explicit = {*mesh.explicit_axes}
+  others = {*mesh.axis_names} - {*mesh.explicit_axes}
 
   def reshard(spec, tree):
-    axes = (tuple(a for a in _axes(x) if a in explicit) for x in spec)
-    spec = PartitionSpec(*(x or None for x in axes))
-    on = jax.sharding.NamedSharding(mesh, spec)
-    return jax.tree.map(lambda x: jax.sharding.reshard(x, on), tree)
+    explicit = [_without(_axes(entry), others) or None for entry in spec]
+    sharding = NamedSharding(mesh, PartitionSpec(*explicit))
+    return jax.tree.map(lambda x: jax.sharding.reshard(x, sharding), tree)
 
-  return jax.tree.map(
-    reshard, specs, inputs, is_leaf=lambda x: isinstance(x, PartitionSpec)
-  )
+  is_spec = lambda x: isinstance(x, PartitionSpec)
+  return jax.tree.map(reshard, specs, inputs, is_leaf=is_spec)
 
 
 def _varying_alike(inputs):
   """Makes all arrays vary over the mesh axes that any of them varies over."""
   # As the carry of a loop and what is added to it must.
-  axes = lambda x: jax.typeof(x).manual_axis_type.varying
-  union = frozenset().union(*map(axes, jax.tree.leaves(inputs)))
-  return jax.tree.map(
-    lambda x: lax.pcast(x, tuple(union - axes(x)), to="varying"), inputs
-  )
+  axes_of = lambda x: jax.typeof(x).manual_axis_type.varying
+  union = frozenset().union(*map(axes_of, jax.tree.leaves(inputs)))
+
+  def cast(x):
+    missing = tuple(union - axes_of(x))
+    return lax.pcast(x, missing, to="varying")
+
+  return jax.tree.map(cast, inputs)
 
 
 def _axes(entry):

@@ -11,7 +11,7 @@ import numpy as np
 
 from sparse_transformer.attention import arguments, platforms, registry
 from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.contract import Case, others_of
+from sparse_transformer.attention.contract import Request
 from sparse_transformer.attention.dispatch import attend
 from sparse_transformer.patterns import Pattern, analysis, shorten
 
@@ -71,33 +71,38 @@ def verify(
   """
   n, num_heads, width = shape
   dtype = jnp.dtype(dtype).name
-  value_width = value_width or width
-  key_heads = key_heads or num_heads
-  heads = arguments.patterns_of_heads(patterns, num_heads, n)
-  case = Case(
+  request = Request(
+    patterns=arguments.patterns_of_heads(patterns, num_heads, n),
     batch=1,
     length=n,
-    num_heads=num_heads,
+    num_key_heads=key_heads or num_heads,
     qk_width=width,
-    value_width=value_width,
+    value_width=value_width or width,
     dtype=dtype,
+    value_dtype=dtype,
     platform=platforms.current_platform(),
-    num_key_heads=key_heads,
-    patterns=heads,
-    others=others_of(segments=packed),
+    segments=packed,
   )
-  name = registry.resolve(backend, case)
-  has_lse = _has_lse(name, case, packed)
+  return verify_request(request, backend)
+
+
+def verify_request(request: Request, backend: str = "auto") -> Report:
+  """`verify` of what `attend` may be asked on this device."""
+  dtype = request.dtype
+  name = registry.resolve(backend, request)
+  has_lse = _has_lse(name, request)
+  packed = request.segments
 
   faults: list[str] = []
-  static = binding.static_parts(heads)
-  lengths = dict.fromkeys((min(n, SMALL), n) if static else ())
-  for length, plain in zip(lengths, ("dense", "batched"), strict=False):
-    inputs: Any = draw(static, length, (width, value_width, key_heads), dtype)
+  static = binding.static_parts(request.patterns)
+  plain_of = {min(request.length, SMALL): "dense"}
+  if request.length > SMALL:
+    plain_of[request.length] = "batched"
+  for length, plain in plain_of.items() if static else ():
+    sizes = request.qk_width, request.value_width, request.num_key_heads
+    inputs: Any = draw(static, length, sizes, dtype)
     arguments.check_arrays(*inputs[:3])
-    exact = tuple(
-      x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs
-    )
+    exact = [x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs]
     try:
       with jax.default_matmul_precision("highest"):
         expected = jax.device_get(run(exact, static, plain, packed, has_lse))
@@ -111,13 +116,11 @@ def verify(
   return Report(executor=name, faults=tuple(faults))
 
 
-def _has_lse(name, case, packed):
-  """Whether what runs a case also returns the log-sum-exp."""
-  if name == "dense":
-    return True
-  asked = others_of(segments=packed, a_log_sum_exp=True)
-  case = dataclasses.replace(case, others=asked)
-  return registry.EXECUTORS[name].unsupported(case) is None
+def _has_lse(name, request):
+  """Whether what runs a request would also return the log-sum-exp."""
+  with_lse = dataclasses.replace(request, lse=True)
+  executor = registry.EXECUTORS.get(name)
+  return executor is None or executor.unsupported(with_lse) is None
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))

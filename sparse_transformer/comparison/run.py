@@ -13,13 +13,11 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def score(argv: Sequence[str]) -> None:
   """Scores the best checkpoint of --workdir, whose flags are those of a run."""
-  from sparse_transformer.attention import registry
   from sparse_transformer.cli import flags
   from sparse_transformer.training.evaluation import evaluations
 
   words = *sys.argv[1:3], "--split=validation"  # --config and --workdir
   sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
-  registry.AVOIDED.clear()  # which was about another dtype
   for made in evaluations.evaluate_run(
     flags.FLAGS.workdir,
     steps=["best"],

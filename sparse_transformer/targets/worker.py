@@ -17,7 +17,6 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
-from sparse_transformer.attention.contract import others_of
 from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
@@ -49,11 +48,11 @@ def _answer(request, tell):
   config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
-  cases = costs.attention_cases(config, experiment.model, target.compiler)
+  requests = costs.attention_requests(config, experiment.model, target.compiler)
   inputs = experiment.like, experiment.batch_like()
-  programs = iter([("training step", cases, experiment.update, inputs)])
+  programs = iter([("training step", requests, experiment.update, inputs)])
   if request["part"] == "attention":
-    programs = _attention(experiment, cases, **request["options"])
+    programs = _attention(experiment, requests, **request["options"])
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -82,7 +81,7 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
     ) from error
 
 
-def _attention(experiment, cases, key_heads=0, segments=False, **options):
+def _attention(experiment, requests, key_heads=0, segments=False, **options):
   """Programs, see `_report`: both passes of each distinct pattern."""
   model, train = experiment.model, experiment.config.train
   size = train.batch_size // train.accumulation, model.length
@@ -92,18 +91,21 @@ def _attention(experiment, cases, key_heads=0, segments=False, **options):
   dtype = jnp.dtype(model.dtype)
   q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
   k, v = (array((*size, num, width), dtype) for width in widths)
-  more = others_of(segments=segments, a_soft_cap=options.get("softcap"))
   options |= dict(backend=model.backend, tile=model.tile)
-  for case in cases:
-    others = tuple(dict.fromkeys((*case.others, *more)))
-    case = dataclasses.replace(case, num_key_heads=num, others=others)
-    segments_BL = array(size, jnp.int32) if "segments" in others else None
-    sinks_H = np.zeros(model.num_heads) if "sinks" in others else None
-    options |= dict(patterns=case.patterns, sinks_H=sinks_H)
+  for request in requests:
+    request = dataclasses.replace(
+      request,
+      num_key_heads=num,
+      scores=attention.Scores(softcap=options.get("softcap", 0.0)),
+      segments=request.segments or segments,
+    )
+    segments_BL = array(size, jnp.int32) if request.segments else None
+    sinks_H = np.zeros(model.num_heads) if request.sinks else None
+    options |= dict(patterns=request.patterns, sinks_H=sinks_H)
     attend = functools.partial(attention.attend, **options)
     run = jax.jit(functools.partial(_with_gradients, attend))
-    name = shorten(", ".join(dict.fromkeys(map(str, case.patterns))))
-    yield f"attention: {name}", [case], run, (q, k, v, dout, segments_BL)
+    name = shorten(", ".join(dict.fromkeys(map(str, request.patterns))))
+    yield f"attention: {name}", [request], run, (q, k, v, dout, segments_BL)
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
@@ -114,14 +116,14 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 
 def _report(program, experiment, target, tell):
-  """The report of (name, cases of attention, jitted function, arguments)."""
-  (name, cases, function, arguments), began = program, time.time()
+  """The report of (name, attention, jitted function, arguments)."""
+  (name, requests, function, arguments), began = program, time.time()
   absent = platforms.targeting(target.compiler, target.capability)
   devices = experiment.mesh.abstract_mesh
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
   with absent, use_abstract_mesh(devices):
-    executor = registry.explain_choice(experiment.model.backend, *cases)
+    executor = registry.explain_choice(experiment.model.backend, *requests)
     report = dict(name=name, executor=executor)
     tell(f"{name}: tracing")
     try:

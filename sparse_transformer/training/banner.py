@@ -43,8 +43,8 @@ def introduce(
     f"; commit {version.commit() or 'unknown'}; {workdir}"
   )
   warn(experiment)
-  cases = costs.attention_cases(config, experiment.model)
-  chosen = registry.explain_choice(experiment.model.backend, *cases)
+  requests = costs.attention_requests(config, experiment.model)
+  chosen = registry.explain_choice(experiment.model.backend, *requests)
   print(f"attention by {chosen}", flush=True)
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 
 from sparse_transformer import model as model_lib, schema
-from sparse_transformer.attention import platforms
-from sparse_transformer.attention.contract import Case, others_of
+from sparse_transformer.attention import Request, Split, platforms
 from sparse_transformer.model.experts import PER_TOKEN
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
@@ -41,21 +40,32 @@ PEAKS = {
 }
 
 
-def attention_cases(
+def attention_requests(
   config: schema.Config, model: model_lib.Config, platform: str = ""
-) -> list[Case]:
+) -> list[Request]:
   """The attention of a micro-batch in each distinct layer, by default here."""
-  platform = platform or platforms.current_platform()
-  micro = config.train.batch_size // config.train.accumulation
-  sizes = micro, model.length, model.num_heads, *model.widths
-  about = model.dtype, platform, model.tile, model.num_key_heads
-  others = others_of(
-    segments=model.classifies or model.separator is not None,
-    sinks=model.sinks,
-    split_positions=config.mesh.sequence > 1,
-  )
-  layers = dict.fromkeys(model.patterns)
-  return [Case(*sizes, *about, heads, others) for heads in layers]
+  qk_width, value_width = model.widths
+  split = Split()
+  if config.mesh.sequence > 1:
+    split = Split(positions=("sequence",))
+  return [
+    Request(
+      patterns=patterns,
+      batch=config.train.batch_size // config.train.accumulation,
+      length=model.length,
+      num_key_heads=model.num_key_heads,
+      qk_width=qk_width,
+      value_width=value_width,
+      dtype=model.dtype,
+      value_dtype=model.dtype,
+      platform=platform or platforms.current_platform(),
+      tile=model.tile,
+      split=split,
+      segments=model.classifies or model.separator is not None,
+      sinks=model.sinks,
+    )
+    for patterns in dict.fromkeys(model.patterns)
+  ]
 
 
 def count_pairs(model: model_lib.Config) -> int:

@@ -99,8 +99,8 @@ class Experiment:
   @functools.cached_property
   def losses(self) -> Callable[..., Any]:
     """`make_losses`; raises Unsupported if attention cannot run here."""
-    for case in costs.attention_cases(self.config, self.model):
-      registry.resolve(self.model.backend, case)
+    for request in costs.attention_requests(self.config, self.model):
+      registry.resolve(self.model.backend, request)
     return step_lib.make_losses(self.apply)
 
   def init(self) -> step_lib.State:

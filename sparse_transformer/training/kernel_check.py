@@ -7,6 +7,7 @@ several processes train together, this process checks.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import multiprocessing
 import os
@@ -14,13 +15,12 @@ import pathlib
 import signal
 import sys
 from importlib import metadata
-from typing import Any
 
 import jax
 from jax._src import xla_bridge  # nothing public says whether devices are used
 
 from sparse_transformer import atomic
-from sparse_transformer.attention import registry, verify
+from sparse_transformer.attention import Split, registry, verify_request
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
@@ -36,18 +36,20 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   Prints a line on standard error for each executor that is avoided. Returns the
   experiment, for which it is called before devices are used.
   """
+  registry.avoid({})
   config, model, failed = experiment.config, experiment.model, []
-  cases = lambda: costs.attention_cases(config, model)
+  requests = lambda: costs.attention_requests(config, model)
   if config.attention.backend != "auto" or not config.attention.check:
     return experiment
   is_used = xla_bridge.backends_are_initialized()
   is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
   verdicts = _verdicts if is_used else _verdicts_of_process
-  while (last := [*verdicts(cases)][-1:]) and last[0][2]:
+  while (last := [*verdicts(requests)][-1:]) and last[0][2]:
     failed += last
-    registry.AVOIDED[last[0][0]] = "it failed its check"
+    names = [name for name, _, _ in failed]
+    registry.avoid(dict.fromkeys(names, "it failed its check"))
   for name, path, faults in failed:
-    chosen = (registry.resolve("auto", x) for x in cases())
+    chosen = (registry.resolve("auto", x) for x in requests())
     kept = f"{path} has this verdict" if path.exists() else "it is not kept"
     print(
       f"warning: attention by {' and '.join(dict.fromkeys(chosen))}, not"
@@ -57,31 +59,30 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   return experiment
 
 
-def _verdicts(cases):
+def _verdicts(requests):
   """(executor, file of the verdict, its faults or None before a check)."""
-  for case in cases():
-    name = registry.resolve("auto", case)
-    if name in registry.PLAIN and not registry.AVOIDED:
+  for request in requests():
+    name = registry.resolve("auto", request)
+    if name in registry.PLAIN and not registry.avoided():
       continue
-    about = case.patterns, (case.length, case.num_heads, case.qk_width)
-    more: Any = dict(key_heads=case.num_key_heads, value_width=case.value_width)
-    more |= dict(dtype=case.dtype, packed="segments" in case.others)
-    path = _path(name, *about, more)
+    # A verdict is of few sequences on one device.
+    request = dataclasses.replace(request, batch=1, tile=0, split=Split())
+    path = _path(name, request)
     try:
       faults = atomic.read_json(path)
     except (OSError, ValueError):
       yield name, path, None
-      faults = _kept(path, verify(*about, backend=name, **more).faults)
+      faults = _kept(path, verify_request(request, name).faults)
     yield name, path, faults
     if faults:
       return
 
 
-def _verdicts_of_process(cases):
+def _verdicts_of_process(requests):
   """`_verdicts` of a process of its own, whose end may be the last of them."""
   fork, last = multiprocessing.get_context("fork"), None
   ours, theirs = fork.Pipe(duplex=False)
-  child = fork.Process(target=_send, args=(theirs, cases), daemon=True)
+  child = fork.Process(target=_send, args=(theirs, requests), daemon=True)
   child.start()
   theirs.close()
   with contextlib.suppress(EOFError):
@@ -97,7 +98,7 @@ def _verdicts_of_process(cases):
     print("warning: kernels cannot be checked", file=sys.stderr)
 
 
-def _send(pipe, cases):
+def _send(pipe, requests):
   with open(os.devnull, "w") as nowhere:  # what a crash prints
     os.dup2(nowhere.fileno(), 2)
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
@@ -107,7 +108,7 @@ def _send(pipe, cases):
     return
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
   signal.alarm(MAX_SECONDS)  # ends the process
-  for verdict in _verdicts(cases):
+  for verdict in _verdicts(requests):
     pipe.send(verdict)
     signal.alarm(MAX_SECONDS)
 

@@ -217,7 +217,7 @@ def _saver(experiment, workdir):
   identity.pop("data.path")  # each host may have its own copy
   for name, value in provenance["data"].items():
     identity[f"data ({name})"] = value
-  for name in registry.AVOIDED:
+  for name in registry.avoided():
     identity[f"whether kernels ({name}) passed"] = False
   processes.check_same(identity)
   return store.Saver(

@@ -69,14 +69,13 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
     (dict(length=517), r"^triton; not cudnn: JAX has gradients of Full\(\)"),
     (dict(batch=2**16), "more than 65535 sequences"),
     (dict(patterns=(Causal(),), length=517), "^cudnn$"),
-    (dict(patterns=()), "^triton; not cudnn: no pattern is given$"),
     (
-      dict(patterns=(), qk_width=8),
+      dict(qk_width=8, segments=True),
       "^batched; .*; not triton: widths of heads .*",
     ),
     (dict(tile=48), "^batched; "),
-    (dict(others=("values of another dtype",)), "^batched; .*triton: it does"),
-    (dict(others=("segments", "sinks")), "not have segments, sinks"),
+    (dict(value_dtype="float32"), "^batched; .*triton: it does"),
+    (dict(segments=True, sinks=True), "not support segments, sinks"),
     (dict(tile=32), "^triton; not cudnn: its tiles cannot be chosen"),
     (dict(dtype="float32"), "its dtypes are bfloat16, float16, got float32"),
     (dict(value_width=256), "^batched; .* at most 128, got 256"),
@@ -87,27 +86,28 @@ def test_choice_on_gpus(changes, words):
   """cuDNN where it can run, or the reason and the next executor."""
   fields = dict(
     patterns=(Causal(), Full()),
-    num_heads=2,
     length=3072,
     batch=4,
+    qk_width=64,
     value_width=128,
+    dtype="bfloat16",
     platform="cuda",
     capability=8.9,
   )
   fields |= changes
   capability = fields.pop("capability")
   with platforms.targeting(fields["platform"], capability):
-    choice = registry.explain_choice("auto", laws.case(**fields))
+    choice = registry.explain_choice("auto", laws.request_for(**fields))
 
   assert re.search(words, choice), choice
 
 
-@pytest.mark.parametrize("name", ["segments", "sinks", "a log sum exp"])
+@pytest.mark.parametrize("name", ["segments", "sinks", "lse"])
 def test_calls_that_need_more_are_refused(name):
   q, k, v, *_ = laws.random_inputs(20, 1)
   settings = dict(
     segments=dict(segments_BL=np.zeros((2, 20), int)),
     sinks=dict(sinks_H=np.zeros(1)),
   ).get(name, dict(return_lse=True))
-  with pytest.raises(contract.Unsupported, match=f"does not have {name}"):
+  with pytest.raises(contract.Unsupported, match=f"does not support {name}"):
     attend(q, k, v, Causal(), backend=BACKEND, **settings)

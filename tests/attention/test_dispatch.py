@@ -16,14 +16,15 @@ from helpers.errors import refused
 
 from sparse_transformer.attention import (
   SAVED_NAMES,
+  Unsupported,
   attend,
   attend_next,
   clear_caches,
+  describe,
   init_cache,
   platforms,
   registry,
 )
-from sparse_transformer.attention.contract import Unsupported
 from sparse_transformer.attention.executors import xla
 from sparse_transformer.patterns import (
   Block,
@@ -32,6 +33,7 @@ from sparse_transformer.patterns import (
   Summary,
 )
 
+TWO_PARTS = Local(8) | Strided(8)
 arrays = lambda n: laws.random_inputs(n, 2, 4, 6)[:3]
 
 
@@ -161,41 +163,35 @@ def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):
     ("", "batched", 128),
   ],
 )
-def test_registry_says_what_runs_with_which_tiles(platform, name, tile):
-  def tiling(backend, pattern, **changes):
-    case = laws.case(
-      dtype="float32",
+def test_description_says_what_runs_with_which_tiles(platform, name, tile):
+  def describe_tiles(backend, pattern, n, tile=0):
+    request = laws.request_for(
+      (pattern,) * 4,
+      n,
+      qk_width=64,
+      value_width=64,
       platform=platform,
-      **changes,
+      tile=tile,
     )
-    return registry.tiling(backend, case, pattern)
+    (description,) = describe(request, backend)
 
+    assert description.heads == (0, 1, 2, 3)
+    assert description.num_key_heads == 4
+    return description.executors, description.tiles, description.computed
+
+  local = Local(128)
   n = 12_288
-  tiles = len(Local(128).layout(n, tile).rows)
+  computed = len(local.layout(n, tile).rows) * tile**2
 
-  assert tiling("auto", Local(128), length=n) == (name, tile, tiles)
-  found, tile, _ = tiling(
-    name,
-    Local(128),
-    length=n,
-    tile=512,
-  )
+  assert describe_tiles("auto", local, n) == ((name,), (tile,), computed)
+  assert describe_tiles(name, local, n, 512)[:2] == ((name,), (512,))
 
-  assert found == name
-  assert tile == 512
+  huge = describe_tiles("streamed", Local(8), 9, 2**40)
 
-  huge = tiling(
-    "streamed",
-    Local(8),
-    length=9,
-    tile=2**40,
-  )
-
-  assert huge == ("streamed", 9, 1)
-  assert tiling("dense", Local(8), length=100) == ("dense", 100, 1)
-
-
-TWO_PARTS = Local(8) | Strided(8)
+  assert huge == (("streamed",), (9,), 9**2)
+  for pattern in Local(8), TWO_PARTS:
+    dense = describe_tiles("dense", pattern, 100)
+    assert dense == (("dense",), (100,), 100**2)
 
 
 CONTENT = "TopBlocks(2, 8) | LSH(8, 4)"

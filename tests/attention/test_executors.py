@@ -522,15 +522,15 @@ def test_attention_can_be_mapped(backend):
 class Short(xla.Xla):
   """Runs at most 300 positions, in tiles of 8."""
 
-  def unsupported(self, case):
-    return "at most 300 positions" if case.length > 300 else None
+  def unsupported(self, request):
+    return "at most 300 positions" if request.length > 300 else None
 
 
 def test_auto_tries_registered_executors_and_a_named_one_says_why(request):
   registry.register("short", Short(tiles=(8,)), platforms=("cpu",))
   request.addfinalizer(lambda: registry.unregister("short"))
-  short = laws.case(length=300, platform="cpu")
-  long = laws.case(length=301, platform="cpu")
+  short = laws.request_for((Local(9),), 300, platform="cpu")
+  long = laws.request_for((Local(9),), 301, platform="cpu")
 
   assert registry.resolve("auto", short) == "short"
   assert registry.resolve("auto", long) == "streamed"
@@ -566,12 +566,7 @@ def test_batched_executor_lowers_for_accelerators():
   ],
 )
 def test_tile_is_chosen_from_the_pattern(pattern, tile):
-  case = laws.case(
-    length=12_288,
-    num_heads=1,
-    dtype="float32",
-  )
-  ((plan, _),) = xla.ON_CPUS.plans((pattern,), case)
+  ((plan, _),) = xla.ON_CPUS.plans(laws.request_for((pattern,), 12_288))
   assert plan.tile == tile
   assert plan.tables.single
 
@@ -587,12 +582,8 @@ def test_tile_is_chosen_from_the_pattern(pattern, tile):
   ids=str,
 )
 def test_steps_on_accelerators_are_few_and_bounded(pattern, num_steps):
-  case = laws.case(
-    batch=16,
-    length=12_288,
-    num_heads=8,
-  )
-  plans = xla.ON_ACCELERATORS.plans((pattern,) * 8, case)
+  request = laws.request_for((pattern,) * 8, 12_288, batch=16)
+  plans = xla.ON_ACCELERATORS.plans(request)
   steps = [plan.tables.cols for plan, _ in plans]
 
   assert sum(map(len, steps)) == num_steps

@@ -22,7 +22,7 @@ from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
-OTHER_VALUES = dict(others=("values of another dtype",))
+OTHER_VALUES = dict(value_dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ OTHER_VALUES = dict(others=("values of another dtype",))
     (Triton, dict(qk_width=8), r"among \(16, 32, 64, 128\), got \(8, 64\)"),
     (Mosaic, dict(), None),
     (Mosaic, dict(dtype="float32", qk_width=12, value_width=256), None),
-    (Mosaic, OTHER_VALUES, "not have values of another dtype"),
+    (Mosaic, OTHER_VALUES, "not support mixed dtypes"),
     (Mosaic, dict(dtype="float16"), "bfloat16 or float32, got float16"),
     (Mosaic, dict(tile=48), "got tile=48; 0"),
     (Mosaic, dict(tile=1024, length=99), "got tile=1024; 0"),
@@ -48,10 +48,18 @@ OTHER_VALUES = dict(others=("values of another dtype",))
   ],
 )
 def test_cases_that_cannot_run_are_named(executor, changes, words):
-  fields = dict(platform="tpu" if executor == Mosaic else "cuda") | changes
+  fields = dict(
+    length=999,
+    qk_width=64,
+    value_width=64,
+    dtype="bfloat16",
+    platform="tpu" if executor == Mosaic else "cuda",
+  )
+  fields |= changes
   capability = fields.pop("capability", 9.0)
   with platforms.targeting(fields["platform"], capability):
-    reason = executor().unsupported(laws.case(**fields))
+    request = laws.request_for((Local(9),) * 4, **fields)
+    reason = executor().unsupported(request)
   assert reason is None if words is None else re.search(words, reason)
 
 
@@ -59,35 +67,38 @@ def test_cases_that_cannot_run_are_named(executor, changes, words):
 
 
 @pytest.mark.parametrize(
-  "capability, widths, others, tile",
+  "capability, widths, segments, tile",
   [
-    (8.0, (64, 64), (), 64),
-    (8.0, (64, 64), ("segments",), 32),
-    (8.6, (64, 128), (), 32),
-    (8.9, (128, 128), (), 32),
-    (9.0, (128, 128), ("segments",), 64),
-    (10.0, (128, 128), (), 64),
-    (12.0, (32, 32), (), 64),
-    (12.0, (64, 64), (), 32),
-    (13.0, (64, 64), (), 32),
+    (8.0, (64, 64), False, 64),
+    (8.0, (64, 64), True, 32),
+    (8.6, (64, 128), False, 32),
+    (8.9, (128, 128), False, 32),
+    (9.0, (128, 128), True, 64),
+    (10.0, (128, 128), False, 64),
+    (12.0, (32, 32), False, 64),
+    (12.0, (64, 64), False, 32),
+    (13.0, (64, 64), False, 32),
   ],
 )
 def test_tiles_of_gpus_suit_the_shared_memory_and_registers(
-  capability, widths, others, tile
+  capability, widths, segments, tile
 ):
   k, e = widths
-  case = laws.case(
-    platform="cuda",
+  request = laws.request_for(
+    (Causal(),) * 4,
+    999,
     qk_width=k,
     value_width=e,
-    others=others,
+    dtype="bfloat16",
+    platform="cuda",
+    segments=segments,
   )
   with platforms.targeting("cuda", capability):
-    assert Triton().tile_size(Causal(), case) == tile
-    ((plan, _),) = Triton().plans((Causal(),) * 4, case)
+    assert Triton().tile_size(Causal(), request) == tile
+    ((plan, _),) = Triton().plans(request)
     assert plan.tile == tile
 
-    reason = Triton().unsupported(dataclasses.replace(case, tile=64))
+    reason = Triton().unsupported(dataclasses.replace(request, tile=64))
 
   assert reason is None if tile == 64 else "among (32,), got tile=64" in reason
 
@@ -101,12 +112,8 @@ def test_tiles_of_gpus_suit_the_shared_memory_and_registers(
   ],
 )
 def test_tiles_of_tpus_suit_the_pattern(heads, n, tile):
-  case = laws.case(
-    length=n,
-    num_heads=len(heads),
-    platform="tpu",
-  )
-  assert {plan.tile for plan, _ in Mosaic().plans(heads, case)} == {tile}
+  plans = Mosaic().plans(laws.request_for(heads, n))
+  assert {plan.tile for plan, _ in plans} == {tile}
 
 
 # Programs.
@@ -126,14 +133,8 @@ def test_devices_may_have_more_keys_than_queries(part):
   )
   expected, *_ = laws.reference(*arrays, dout, dlse, (part,))
   slices = slice_part(part, n, tile, 2)
-  case = laws.case(
-    length=n,
-    num_heads=1,
-    qk_width=16,
-    value_width=16,
-    dtype="float32",
-  )
-  tables = executor.shares(part, slices.layouts, case)
+  request = laws.request_for((part,), n)
+  tables = executor.device_tables(part, slices.layouts, request)
   sides = slices.queries, slices.keys, slices.keys
 
   assert slices.queries.positions.shape[1] < slices.keys.positions.shape[1]

@@ -110,16 +110,14 @@ def asked(title, dtype):
   """The questions of a mix, and the plan that answers them."""
   mix = correctness.mixes(False, dtype)[title]
   k, e = mix.widths
-  case = laws.case(
-    batch=3,
-    length=mix.n,
-    num_heads=len(mix.heads),
+  request = laws.request_for(
+    mix.heads,
+    mix.n,
     qk_width=k,
     value_width=e,
     dtype=dtype,
-    platform="cuda",
   )
-  ((plan, _),) = Mutant().plans(mix.heads, case)
+  ((plan, _),) = Mutant().plans(request)
   return correctness.ask(mix, dtype), plan
 
 
@@ -240,15 +238,8 @@ def tile(lists, positions, rng):
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_check_of_a_run_refuses_random_changes_of_tables(batch):
   heads = tuple(parse(text)[0][0] for text in CHECKED)
-  case = laws.case(
-    batch=3,
-    length=CHECKED_AT,
-    num_heads=len(heads),
-    qk_width=16,
-    value_width=16,
-    platform="cuda",
-  )
-  ((plan, _),) = Mutant().plans(heads, case)
+  request = laws.request_for(heads, CHECKED_AT, dtype="bfloat16")
+  ((plan, _),) = Mutant().plans(request)
   inputs = verification.draw(heads, CHECKED_AT, (16, 16, 4), "bfloat16")
   expected = laws.reference(*inputs, heads)
   wrong = lambda x: verification.compare(

@@ -1,7 +1,6 @@
 """Laws of positions that are split over devices."""
 
 import functools
-from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,10 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, registry
+from sparse_transformer.attention.contract import Executor, Split
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.executors.xla import Xla
 from sparse_transformer.attention.sequence_parallel import (
   Exchange,
   OverHeads,
@@ -166,20 +167,17 @@ def test_devices_exchange_heads_for_positions_where_slices_need_more(
   part, num_heads, arrangement
 ):
   mesh = AbstractMesh((8,), ("x",), axis_types=(AxisType.Auto,))
-  case = laws.case(
-    length=4096,
-    num_heads=num_heads,
-    num_key_heads=num_heads,
-    qk_width=16,
-    value_width=16,
-    dtype="float32",
+  request = laws.request_for(
+    (part,) * num_heads,
+    4096,
     tile=64,
+    split=Split(positions=("x",)),
   )
   executor = registry.EXECUTORS["streamed"]
   found = []
 
   def plan(x):
-    found.extend(plan_device(executor, (part,) * num_heads, case, ("x",)))
+    found.extend(plan_device(executor, request))
     return x
 
   split = functools.partial(
@@ -214,6 +212,12 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
     return jax.eval_shape(run, *arrays)
 
 
+class Alone(Xla):
+  """Runs on one device."""
+
+  device_tables = Executor.device_tables
+
+
 @pytest.mark.parametrize(
   "patterns, changes, words",
   [
@@ -222,14 +226,11 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
     ((Causal(),), dict(n=66), "66 positions cannot be split over 4 devices"),
     ((Causal(),) * 3, dict(spec=P(None, None, "y")), "3 heads cannot be"),
     ((LSH(8, 4, 2),) * 2, {}, "2 heads cannot be split over 4 devices"),
-    ((Local(5),), dict(backend="alone"), "no method `shares`"),
+    ((Local(5),), dict(backend="alone"), "cannot split positions"),
   ],
 )
 def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
-  alone = ModuleType("")
-  for name in "unsupported tile_size plans forward backward".split():
-    setattr(alone, name, getattr(registry.EXECUTORS["streamed"], name))
-  registry.register("alone", alone)
+  registry.register("alone", Alone())
   request.addfinalizer(lambda: registry.unregister("alone"))
   with refused(words):
     trace(patterns, **changes)

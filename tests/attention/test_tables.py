@@ -96,16 +96,13 @@ def test_tile_is_no_larger_than_needed():
 
 
 def plans_of(heads, n, group=1):
-  case = laws.case(
-    length=n,
-    num_heads=len(heads),
+  request = laws.request_for(
+    heads,
+    n,
     num_key_heads=len(heads) // group,
-    qk_width=16,
-    value_width=16,
-    platform="tpu",
     tile=TILE,
   )
-  return Mosaic().plans(heads, case)
+  return Mosaic().plans(request)
 
 
 def count_steps(plan, grids, by_query, group):
@@ -163,7 +160,7 @@ def test_steps_name_each_pair_once(heads, group, n, most_steps, monkeypatch):
   monkeypatch.setattr(Mosaic, "MOST_STEPS", most_steps)
   totals = np.zeros((2, len(heads), n, n), int)
   for plan, of_plan in plans_of(heads, n, group):
-    numbers = np.arange(len(heads))[index_of(of_plan)]
+    numbers = np.arange(len(heads))[index_of(of_plan, len(heads))]
     num_key_heads = len(key_heads(of_plan, group) or ())
     num_key_heads = num_key_heads or len(numbers) // group
     group_of_plan = len(numbers) // num_key_heads

@@ -16,13 +16,13 @@ import numpy as np
 from helpers.reference_attention import attention as reference_attention
 
 from sparse_transformer.attention import (
+  Request,
   attend,
   contract,
   platforms,
   registry,
   vjp,
 )
-from sparse_transformer.attention.contract import Case, make_case
 from sparse_transformer.patterns import (
   AdaptiveSpan,
   Block,
@@ -37,17 +37,18 @@ from sparse_transformer.patterns import (
 NAMES = "out", "lse", "dq", "dk", "dv", "dsinks"
 
 
-def case(**changes: Any) -> Case:
-  """What an executor is asked to run: a plain case, with changes."""
+def request_for(patterns, length, **changes: Any) -> Request:
+  """What an executor is asked: heads of 16 in float32, with changes."""
   fields = dict(
     batch=1,
-    length=999,
-    num_heads=4,
-    qk_width=64,
-    value_width=64,
-    dtype="bfloat16",
+    num_key_heads=len(patterns),
+    qk_width=16,
+    value_width=16,
+    dtype="float32",
   )
-  return Case(**fields | changes)
+  fields |= changes
+  fields.setdefault("value_dtype", fields["dtype"])
+  return Request(patterns=patterns, length=length, **fields)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ SHARED_ORDER = (
 ANYWHERE = tuple(
   name
   for name, executor in registry.EXECUTORS.items()
-  if executor.unsupported(case(dtype="float32", qk_width=5)) is None
+  if executor.unsupported(request_for((Local(3),), 9, qk_width=5)) is None
 )
 
 
@@ -237,18 +238,19 @@ def assert_close(found, expected, tolerance=2e-5):
 
 def plans_of(backend, heads, n, tile):
   """[(plan, heads)] of an executor."""
-  q, _, v, *_ = jax.eval_shape(lambda: random_inputs(n, len(heads)))
-  return registry.EXECUTORS[backend].plans(heads, make_case(q, v, tile=tile))
+  request = request_for(heads, n, batch=2, tile=tile)
+  return registry.EXECUTORS[backend].plans(request)
 
 
 def run_plans(backend, plans, q, k, v, dout, dlse):
   """(out, lse, dq, dk, dv) over given plans [(plan, heads)]."""
   executor = registry.EXECUTORS[backend]
-  work = [(executor, plan, heads) for plan, heads in plans]
-  inputs = contract.Queries(q), contract.Keys(k, v), None
+  everyone = tuple(range(q.shape[2]))
+  work = [(executor, plan, heads or everyone) for plan, heads in plans]
+  inputs = contract.Queries(q), contract.Keys(k, v)
   out, lse = vjp.forward(work, *inputs)
   out = out.astype(v.dtype)  # and gradients, as `attend` rounds them
-  dq, dk, dv, *_ = vjp.backward(work, *inputs, out, lse, dout, dlse)
+  dq, dk, dv, *_ = vjp.backward(work, *inputs, None, out, lse, dout, dlse)
   return (
     out,
     jnp.where(jnp.isfinite(lse), lse, 0),

@@ -69,10 +69,11 @@ LSE = {
 class Faulty(Xla):
   name: str = ""
 
-  def plans(self, patterns, case):
+  def plans(self, request):
     if self.name == "edge":
-      patterns = tuple(x | Edge() for x in patterns)
-    return super().plans(patterns, case)
+      patterns = tuple(x | Edge() for x in request.patterns)
+      request = dataclasses.replace(request, patterns=patterns)
+    return super().plans(request)
 
   def forward(self, *args):
     out, lse = super().forward(*args)

@@ -85,12 +85,12 @@ def test_error_crash_or_end_of_a_request(script, error, message, installed):
 def test_attention_is_that_of_the_training_step():
   config = runs.tiny(**{"model.sinks": True})
   experiment = Experiment(config)
-  (case, *_) = costs.attention_cases(config, experiment.model)
-  case = dataclasses.replace(case, others=("segments", *case.others))
+  (request, *_) = costs.attention_requests(config, experiment.model)
+  request = dataclasses.replace(request, segments=True)
 
-  assert case.others == ("segments", "sinks")
-  ((_, cases, run, inputs),) = worker._attention(experiment, [case])
-  assert cases == [case]
+  assert request.sinks
+  ((_, requests, run, inputs),) = worker._attention(experiment, [request])
+  assert requests == [request]
   assert inputs[-1].dtype == "int32"
   out, _ = run.eval_shape(*inputs)
   assert out.shape == inputs[3].shape

@@ -9,11 +9,10 @@ import json
 import os
 
 import pytest
-from helpers import assembly
+from helpers import assembly, executor_laws as laws
 from helpers.errors import refused
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.attention.contract import Case
 from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.patterns import Causal
 from sparse_transformer.targets import compilers, hardware
@@ -184,8 +183,8 @@ def test_longest_tables_fit_in_scalar_memory(target, batch, compile_for):
   config.model.num_heads = 8
   config.model.width = 512
   config.train.batch_size = batch
-  case = Case(1, 65_024, 8, 64, 64, "bfloat16", "tpu")
-  ((plan, _),) = Mosaic().plans((Causal(),) * 8, case)
+  request = laws.request_for((Causal(),) * 8, 65_024)
+  ((plan, _),) = Mosaic().plans(request)
 
   for steps in (plan.tables.by_query[0], plan.tables.by_key[0]):
     assert 65_000 < len(steps.items) <= Mosaic.MOST_STEPS

@@ -9,7 +9,7 @@ import pytest
 from helpers import kernel_faults, runs
 from helpers.cases import soak
 
-from sparse_transformer.attention import registry, verification, verify
+from sparse_transformer.attention import registry, verification, verify_request
 from sparse_transformer.patterns import Causal
 from sparse_transformer.training import kernel_check
 from sparse_transformer.training.experiment import Experiment
@@ -32,20 +32,18 @@ FAULTS = {
 def check(monkeypatch, tmp_path):
   """Checks the kernels of a run; returns the executors that were verified."""
   jax.devices()  # in use, so that this process checks
-  monkeypatch.setattr(registry, "AVOIDED", {})
   (tmp_path / "driver").write_text(str(tmp_path))
   monkeypatch.setattr(kernel_check, "DRIVER", tmp_path / "driver")
   reports = []
 
-  def counted(*args, **more):
-    reports.append(verify(*args, **more))
+  def counted(*args):
+    reports.append(verify_request(*args))
     return reports[-1]
 
-  monkeypatch.setattr(kernel_check, "verify", counted)
+  monkeypatch.setattr(kernel_check, "verify_request", counted)
 
   def check(**changes):
     reports.clear()
-    registry.AVOIDED.clear()
     kernel_check.avoid_wrong(Experiment(runs.tiny(**changes)))
     return [report.executor for report in reports]
 
@@ -68,7 +66,7 @@ def test_check_is_made_once_per_device_driver_and_version(check, monkeypatch):
   kernel_faults.register("lse")
   assert check() == ["lse", "streamed"]
   assert check() == []
-  assert "lse" in registry.AVOIDED
+  assert "lse" in registry.avoided()
   assert len(check(**{"attention.pattern": "Local(5)"})) == 2
   monkeypatch.setattr(jax, "__version__", "0")
   assert len(check()) == 2
@@ -83,7 +81,7 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
   assert check(**{"attention.check": False}) == []
   assert check(**{"attention.backend": "none"}) == []
   assert check() == ["none"]
-  assert not registry.AVOIDED
+  assert not registry.avoided()
   registry.unregister("none")
 
 

@@ -51,51 +51,57 @@ def bind(
   directions: Directions,
 ) -> tuple[Any, ...]:
   """The sets that make up the `contents` of each pattern of `with_content`."""
-  group = queries.q.shape[2] // keys.k.shape[2]
-  segments = None
+  num_heads, num_key_heads = queries.q.shape[2], keys.k.shape[2]
+  segments = key_segments = None
   if keys.segments is not None and queries.segments is not None:
-    segments = queries.segments[..., 0], keys.segments[..., 0]
+    key_segments = keys.segments[..., 0]
+    segments = queries.segments[..., 0], key_segments
 
-  def sets_of(content, heads):
-    q = queries.q[:, :, index_of(heads)]
-    k = keys.k[:, :, index_of(key_heads(heads, group))]
-    given = directions.get(content)
-    if given is not None and len(given) > 1:
-      given = given[index_of(heads)]
-    found = labels(content, q, k, given, segments=segments)
-    found = checkpoint_name(found, contract.SAVED_NAMES[-1])
-    return content.sets(found, None if segments is None else segments[1])
-
-  return tuple(
-    tuple(sets_of(content, heads) for content in pattern.contents())
-    for pattern, heads in with_content(patterns).items()
-  )
+  bound = []
+  for pattern, heads in with_content(patterns).items():
+    index = index_of(heads, num_heads)
+    of_keys = key_heads(heads, num_heads // num_key_heads)
+    q_BLHK = queries.q[:, :, index]
+    k_BMGK = keys.k[:, :, index_of(of_keys, num_key_heads)]
+    sets = []
+    for content in pattern.contents():
+      given = directions.get(content)
+      if given is not None and len(given) > 1:
+        given = given[index]
+      decided = labels(content, q_BLHK, k_BMGK, given, segments=segments)
+      decided = checkpoint_name(decided, contract.SAVED_NAMES[-1])
+      sets.append(content.sets(decided, key_segments))
+    bound.append(tuple(sets))
+  return tuple(bound)
 
 
 def labels(
   content: Content,
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
-  given: jax.Array | None,
+  directions: jax.Array | None,
   start: jax.Array | int = 0,
   segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
   """`Content.labels` without gradients; by default, from its own directions."""
-  drawn = content.directions(q_BLHK.shape[-1]) if given is None else given
-  q, k, directions = jax.tree.map(
-    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
-    (q_BLHK, k_BMGK, drawn),
+  drawn = content.directions(q_BLHK.shape[-1])
+  arrays = q_BLHK, k_BMGK, drawn if directions is None else directions
+  q, k, directions_HDK = jax.tree.map(
+    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32), arrays
   )
-  return content.labels(Known(q, k, directions, start, segments))
+  return content.labels(Known(q, k, directions_HDK, start, segments))
 
 
 def check_directions(
   patterns: tuple[Pattern, ...], directions: Directions, width: int
 ) -> None:
   """Raises a ValueError unless patterns have what they need; `width` is K."""
-  contents = dict.fromkeys(c for p in patterns for c in p.contents())
-  taken = {c: c.given(len(patterns), width) for c in contents}
-  taken = {c: (shape, what) for c, (shape, what) in taken.items() if what}
+  taken = {}
+  for pattern in patterns:
+    for content in pattern.contents():
+      shape, what = content.given(len(patterns), width)
+      if what:
+        taken[content] = shape, what
   for pattern in directions:
     if pattern not in taken:
       raise ValueError(
@@ -126,54 +132,62 @@ def prepare(
 ) -> tuple[jax.Array | None, tuple[Any, ...]]:
   """(the spans of heads, or None; what `plan_found` makes plans of)."""
   bound = bind(patterns, queries, keys, directions)
-  dtype = np.promote_types(queries.q.dtype, np.float32)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
+  dtype = np.promote_types(queries.q.dtype, np.float32)
   return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
 
 
 def plan_found(
   patterns: tuple[Pattern, ...],
-  found: tuple[Any, ...],
+  runtime_tables: tuple[Any, ...],
   spans_H: jax.Array | None,
   n: int,
   tile: int,
 ) -> contract.Plans:
   """The plans of the disjoint parts that are not static, see `prepare`."""
-  bound, tables = found
+  bound, tables = runtime_tables
   table_of = dict(zip(_sets(bound), tables, strict=True))
-  items = zip(with_content(patterns).items(), bound, strict=True)
-  plans = [
-    (found_tiles.plan_part(own, table_of), heads)
-    for (pattern, heads), sets in items
-    for part in pattern.split()[1]
-    for own in part.bind(unions(pattern, sets)).parts()
-  ]
+  by_pattern = with_content(patterns).items()
+  plans = []
+  for (pattern, heads), sets in zip(by_pattern, bound, strict=True):
+    united = unions(pattern, sets)
+    for content_part in pattern.split()[1]:
+      for part in content_part.bind(united).parts():
+        plans.append((found_tiles.plan_part(part, table_of), heads))
   return [*plans, *spans_lib.span_plans(patterns, spans_H, n, tile)]
 
 
 def count_scores(
-  pattern: Pattern, case: contract.Case
+  pattern: Pattern, request: contract.Request
 ) -> list[tuple[str, int, int]]:
   """(executor, tile, scores per sequence and head) of content-based parts.
 
   Shapes are known before run time, whatever the content. Spans are not: the
   count for the longest ones is an upper bound.
   """
-  found = []
-  given = {c: c.given(1, case.qk_width) for c in pattern.contents()}
-  directions = {c: jnp.zeros(x) for c, (x, what) in given.items() if what}
+  counts = []
+  directions = {}
+  for content in pattern.contents():
+    shape, what = content.given(1, request.qk_width)
+    if what:
+      directions[content] = jnp.zeros(shape)
 
   def count(q):
-    arrays = Queries(q), Keys(q, q), directions
-    spans_H, tables = prepare((pattern,), *arrays, case.tile)
-    plans = plan_found((pattern,), tables, spans_H, case.length, case.tile)
+    queries = Queries(q)
+    keys = Keys(q, q)
+    spans_H, tables = prepare(
+      (pattern,), queries, keys, directions, request.tile
+    )
+    plans = plan_found(
+      (pattern,), tables, spans_H, request.length, request.tile
+    )
     for plan, _ in plans:
-      steps = plan.tables.steps(plan, case)
-      found.append((steps.name, plan.tile, steps.scores))
+      steps = plan.tables.steps(plan, queries, keys, request.platform)
+      counts.append((steps.name, plan.tile, steps.scores))
 
-  shape = 1, case.length, 1, case.qk_width
-  jax.eval_shape(count, jax.ShapeDtypeStruct(shape, jnp.float32))
-  return found
+  one_head = request.batch or 1, request.length, 1, request.qk_width
+  jax.eval_shape(count, jax.ShapeDtypeStruct(one_head, jnp.float32))
+  return counts
 
 
 def unions(
@@ -195,21 +209,25 @@ def realize(
   directions: Directions,
 ) -> jax.Array:
   """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
-  # In the mask of a bound pattern, positions have axes of batch and heads.
-  heads_bound = [pattern.support() for pattern in patterns]
   bound = bind(patterns, queries, keys, directions)
-  items = zip(with_content(patterns).items(), bound, strict=True)
-  for (pattern, heads), sets in items:
-    for j, head in enumerate(range(len(patterns)) if heads is None else heads):
-      own = jax.tree.map(lambda x, j=j: x[:, j : j + 1], sets)
+  heads_bound = [pattern.support() for pattern in patterns]
+  by_pattern = with_content(patterns).items()
+  for (pattern, heads), sets in zip(by_pattern, bound, strict=True):
+    for i, head in enumerate(heads):
+      own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], sets)
       heads_bound[head] = pattern.bind(unions(pattern, own))
+
+  # In the mask of a bound pattern, positions have axes of batch and heads.
   n = keys.k.shape[1]
-  i = np.arange(n).reshape(1, 1, n, 1)
-  masks = [pattern.mask(i, i.swapaxes(2, 3)) for pattern in heads_bound]
+  q_at = np.arange(n).reshape(1, 1, n, 1)
+  k_at = q_at.swapaxes(2, 3)
   everything = np.ones((1, 1, n, n), bool)
+  masks = [pattern.mask(q_at, k_at) for pattern in heads_bound]
   *masks, _ = jnp.broadcast_arrays(*masks, everything)
   mask_BHLM = jnp.concatenate(masks, axis=1)
-  weights_HLM = spans_lib.weights(patterns, directions, i[0, 0], i[0, 0, :, 0])
-  return (
-    mask_BHLM if weights_HLM is None else mask_BHLM & (weights_HLM != 0)[None]
-  )
+
+  at = np.arange(n)
+  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
+  if weights_HLM is None:
+    return mask_BHLM
+  return mask_BHLM & (weights_HLM != 0)[None]

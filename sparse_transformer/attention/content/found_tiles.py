@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -43,9 +44,10 @@ class TileTables:
   # Tiles of keys, if `blocks` are given.
   num_blocks: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
-  def steps(self, plan: contract.Plan, case: contract.Case) -> "_Steps":
-    """The steps of a plan that has these tables."""
-    return (_Windows if self.blocks is None else _Blocks)(plan, case)
+  @property
+  def steps(self) -> type["_Steps"]:
+    """The class of the steps of a plan with these tables."""
+    return _Windows if self.blocks is None else _Blocks
 
 
 # Here, since patterns load no JAX.
@@ -117,20 +119,24 @@ class FoundTiles:
   def forward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, jax.Array]:
-    return online_softmax.forward(*self._loop(plan, queries, keys))
+    steps = plan.tables.steps(plan, queries, keys, self.platform)
+    return online_softmax.forward(steps, queries, keys, plan.scores)
 
   def backward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> tuple[jax.Array, ...]:
-    return online_softmax.backward(*self._loop(plan, queries, keys))
-
-  def _loop(self, plan, queries, keys):
-    case = contract.make_case(queries.q, keys.v, platform=self.platform)
-    return plan.tables.steps(plan, case), queries, keys, plan.scores
+    steps = plan.tables.steps(plan, queries, keys, self.platform)
+    return online_softmax.backward(steps, queries, keys, plan.scores)
 
 
-def cut(num_tiles: int, scores: int, limit: int) -> tuple[int, int]:
-  """(steps, tiles of a step) for at most `limit` scores in a step."""
+def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
+  """(steps, tiles of a step) for at most `limit` scores in a step.
+
+  `scores` are those of a tile in one of `batch` sequences. A symbolic number
+  of sequences, as `jax.export` may have, counts as 1.
+  """
+  if isinstance(batch, int):
+    scores *= batch
   num = -(-num_tiles // max(1, limit // scores))
   return num, -(-num_tiles // num)
 
@@ -141,14 +147,17 @@ class _Steps(online_softmax.Steps):
   name, single = "gathered", True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
-  def __init__(self, plan, case, num_keys):
-    self.pattern, self.tables, self.case = plan.pattern, plan.tables, case
+  def __init__(self, plan, queries, keys, platform, num_keys):
+    self.pattern = plan.pattern
+    self.tables = plan.tables
+    self.platform = platform
+    self.length = keys.k.shape[1]
+    self.group = queries.q.shape[2] // keys.k.shape[2]
     b, h, num_tiles, self.tile = self.tables.queries.shape
     of_tile = self.tile * num_keys
     self.scores = num_tiles * of_tile  # per sequence and head
-    limit = CPU_SCORES if case.platform == "cpu" else SCORES
-    scores = contract.number(b) * h * of_tile
-    self.num, self.size = cut(num_tiles, scores, limit)
+    limit = CPU_SCORES if platform == "cpu" else SCORES
+    self.num, self.size = cut(num_tiles, b, h * of_tile, limit)
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
@@ -165,7 +174,7 @@ class _Steps(online_softmax.Steps):
   def of_group(self, x_BLHK):
     """Gradients of key heads [B, L, G, K], from each query head's."""
     b, n, h, width = x_BLHK.shape
-    num_key_heads = h // self.case.group
+    num_key_heads = h // self.group
     return x_BLHK.reshape(b, n, num_key_heads, -1, width).sum(3)
 
   def merge(self, out_BHVTE, lse_BHVT):
@@ -204,11 +213,12 @@ class _Steps(online_softmax.Steps):
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
-  def __init__(self, plan, case):
-    super().__init__(plan, case, plan.tables.span * plan.tile)
+  def __init__(self, plan, queries, keys, platform):
+    num_keys = plan.tables.span * plan.tile
+    super().__init__(plan, queries, keys, platform, num_keys)
     b, h, _ = self.tables.keys.shape
-    keys = self.tables.keys.reshape(b, h, -1, self.tile)
-    self.at = _pad_tiles(keys, 0, self.missing, -1)
+    tiles = self.tables.keys.reshape(b, h, -1, self.tile)
+    self.at = _pad_tiles(tiles, 0, self.missing, -1)
     self.behind = self.tables.span - 1  # tiles
 
   def take(self, i, x_BHVT):
@@ -230,9 +240,9 @@ class _Windows(_Steps):
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
-  def __init__(self, plan, case):
+  def __init__(self, plan, queries, keys, platform):
     (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
-    super().__init__(plan, case, num // num_blocks)
+    super().__init__(plan, queries, keys, platform, num // num_blocks)
     self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
     self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
 
@@ -242,7 +252,7 @@ class _Blocks(_Steps):
 
   def add(self, i, j, x_BHM, new_BHAS):
     # A CPU adds values for the same place one after another.
-    at, is_unique = self._now(self.blocks, i), self.case.platform != "cpu"
+    at, is_unique = self._now(self.blocks, i), self.platform != "cpu"
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
 
@@ -268,7 +278,7 @@ class _Blocks(_Steps):
 
   def from_keys(self, *arrays):
     rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
-    held = (x[:, :, : self.case.length].swapaxes(1, 2) for x in rows)
+    held = (x[:, :, : self.length].swapaxes(1, 2) for x in rows)
     return tuple(map(self.of_group, held))
 
 

@@ -83,9 +83,10 @@ class SpanTables:
   spans: jax.Array
   pattern: Spanned = dataclasses.field(metadata=contract.STATIC)
 
-  def steps(self, plan: contract.Plan, case: contract.Case) -> "_Walk":
+  @property
+  def steps(self) -> type["_Walk"]:
     """See `found_tiles.TileTables`."""
-    return _Walk(plan, case)
+    return _Walk
 
 
 def span_plans(
@@ -99,7 +100,7 @@ def span_plans(
   for part, heads in group_heads(parts).items():
     (span,) = part.contents()
     condition = None if part == span else part.support()
-    tables = SpanTables(spans_H[index_of(heads)], span)
+    tables = SpanTables(spans_H[index_of(heads, len(patterns))], span)
     plan = contract.Plan(condition, min(tile or TILE, n), tables)
     found.append((plan, heads))
   return found
@@ -113,15 +114,17 @@ class _Walk(online_softmax.Steps):
 
   name = "spanned"
 
-  def __init__(self, plan, case):
-    self.n, self.num_heads = case.length, case.num_heads
+  def __init__(self, plan, queries, keys, platform):
+    del keys  # in the same order
+    batch, self.n, self.num_heads, _ = queries.q.shape
     self.tile, self.condition = plan.tile, plan.pattern
     self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    limit = CPU_SCORES if case.platform == "cpu" else found_tiles.SCORES
+    limit = CPU_SCORES if platform == "cpu" else found_tiles.SCORES
     num_tiles = -(-self.n // self.tile)
-    scores = contract.number(case.batch) * self.tile**2
     # The number of groups of a head, and their tiles.
-    self.times, self.size = found_tiles.cut(num_tiles, scores, limit)
+    self.times, self.size = found_tiles.cut(
+      num_tiles, batch, self.tile**2, limit
+    )
     self.num = self.times * self.num_heads
     self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
     # Scores for the longest spans, per sequence and head.

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sparse_transformer.attention import contract, platforms
-from sparse_transformer.attention.contract import Case, Plan, Plans
+from sparse_transformer.attention.contract import Plan, Plans, Request
 from sparse_transformer.attention.heads import heads_of_parts
 from sparse_transformer.patterns import Causal, Full, Pattern, shorten
 
@@ -30,40 +30,38 @@ class Cudnn(contract.Executor):
   # "xla" runs the same on any platform.
   implementation: Literal["cudnn", "xla"] = "cudnn"
 
-  def unsupported(self, case: Case) -> str | None:
-    if case.others:
-      return f"it does not have {', '.join(case.others)}"
-    if case.tile:
+  def unsupported(self, request: Request) -> str | None:
+    if lacking := request.features.asked:
+      return f"it does not support {', '.join(lacking)}"
+    if request.tile:
       return "its tiles cannot be chosen"
-    if not case.patterns:
-      return "no pattern is given"
-    for pattern in case.patterns:
+    for pattern in request.patterns:
       if not isinstance(pattern, Causal | Full):
         return f"{shorten(pattern)} is not dense"
-    if max(contract.number(case.batch), case.num_heads) > MAX_SEQUENCES:
+    if max(request.batch or 1, request.num_heads) > MAX_SEQUENCES:
       return f"it has more than {MAX_SEQUENCES} sequences or heads"
     if self.implementation == "xla":
       return None
-    if case.platform != "cuda":
+    if request.platform != "cuda":
       return "it needs an NVIDIA GPU"
     if any(x < MIN_CAPABILITY for x in platforms.compute_capabilities()):
       return f"it needs compute capability {MIN_CAPABILITY} or later"
-    if case.dtype not in DTYPES:
-      return f"its dtypes are {', '.join(DTYPES)}, got {case.dtype}"
-    if case.length % 2 and Full() in case.patterns:
+    if request.dtype not in DTYPES:
+      return f"its dtypes are {', '.join(DTYPES)}, got {request.dtype}"
+    if request.length % 2 and Full() in request.patterns:
       return "JAX has gradients of Full() at even lengths only"
-    if (width := max(case.qk_width, case.value_width)) > MAX_WIDTH:
+    if (width := max(request.qk_width, request.value_width)) > MAX_WIDTH:
       return f"widths of heads must be at most {MAX_WIDTH}, got {width}"
     return None
 
-  def tile_size(self, part: Pattern, case: Case) -> int:
+  def tile_size(self, part: Pattern, request: Request) -> int:
     del part
-    return contract.fit_tile(TILE, case.length)
+    return contract.fit_tile(TILE, request.length)
 
-  def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
+  def plans(self, request: Request) -> Plans:
     return [
       (Plan(part, TILE, None), heads)
-      for part, heads in heads_of_parts(patterns, case.length)
+      for part, heads in heads_of_parts(request.patterns, request.length)
     ]
 
   def forward(

@@ -1,5 +1,7 @@
 """The reference: softmax over all n x n scores, differentiated by JAX."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,52 +9,49 @@ from jax import lax
 
 from sparse_transformer.attention import contract
 from sparse_transformer.attention.content import binding, spans
-from sparse_transformer.patterns import Pattern
 
 MAX_MASK_BYTES = 2**32
 
 
-def unsupported(case: contract.Case) -> str | None:
-  """See `contract.Executor`."""
-  size = case.num_heads * case.length**2
+def unsupported(request: contract.Request) -> str | None:
+  """See `contract.Executor`, which this is not: it has no plans."""
+  size = request.num_heads * request.length**2
   if size <= MAX_MASK_BYTES:
     return None
   return (
-    f"its masks of {case.length:,} x {case.length:,} positions for"
-    f" {case.num_heads} heads would take {size / 2**30:,.4g} GiB; use"
+    f"its masks of {request.length:,} x {request.length:,} positions for"
+    f" {request.num_heads} heads would take {size / 2**30:,.4g} GiB; use"
     " backend=auto"
   )
 
 
-def tile_size(part: Pattern, case: contract.Case) -> int:
-  """One tile holds all pairs."""
-  del part
-  return case.length
-
-
 def attend(
+  request: contract.Request,
   queries: contract.Queries,
   keys: contract.Keys,
-  patterns: tuple[Pattern, ...],
   directions: binding.Directions,
-  scores: contract.Scores,
-  axes: tuple[str, ...] = (),
-  first: jax.Array | None = None,
+  first: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of attention with one pattern per head.
+  """(out_BLHE, lse_BLH) of a device.
 
-  If positions are split over mesh axes, each device computes all of them. With
+  Where positions are split over devices, each computes all of them. With
   `first`, the queries start at that position, and patterns are static.
   """
-  if axes:
-    own = queries.q.shape[1]
-    first = lax.axis_index(axes) * own
+  if axes := request.split.over_positions:
+    num_queries = queries.q.shape[1]
     queries, keys = jax.tree.map(
       lambda x: lax.all_gather(x, axes, axis=1, tiled=True), (queries, keys)
     )
-    results = attend(queries, keys, patterns, directions, scores)
-    out, lse = (lax.dynamic_slice_in_dim(x, first, own, 1) for x in results)
+    whole = dataclasses.replace(request, split=contract.Split())
+    results = attend(whole, queries, keys, directions, first=None)
+    first = lax.axis_index(axes) * num_queries
+    out, lse = (
+      lax.dynamic_slice_in_dim(x, first, num_queries, 1) for x in results
+    )
     return out, lse
+
+  patterns = request.patterns
+  scores = request.scores
   q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
   dtype = np.promote_types(q_BLHK.dtype, np.float32)
   _, n, num_heads, width = q_BLHK.shape

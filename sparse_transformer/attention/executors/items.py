@@ -154,7 +154,7 @@ def work_by_position(
     query_order = _number(query_orders, layout.query_order)
     key_order = _number(key_orders, layout.key_order)
     tiles = Tiles(
-      heads=range(len(patterns)) if heads is None else heads,
+      heads=heads,
       rows=layout.rows + num_tiles * query_order,
       cols=layout.cols + num_tiles * key_order,
       masks=masks.add(part, layout),
@@ -169,7 +169,7 @@ def work_by_position(
 def make_shares(
   part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int
 ) -> list[Work]:
-  """The work of devices, with the same masks; see `Executor.shares`."""
+  """The work of devices, with the same masks; see `Executor.device_tables`."""
   first = layouts[0]
   queries = by_place(len(first.query_order), first.tile)
   keys = by_place(len(first.key_order), first.tile)

@@ -37,54 +37,50 @@ class Mosaic(contract.Executor):
   # Of one grid: three tables of integers take 768 KiB of the 1 MiB of scalar
   # memory.
   MOST_STEPS = 2**16
-  SMALLEST = SMALL_TILES[0]
 
-  def unsupported(self, case: contract.Case) -> str | None:
-    if not self.interpret and case.platform != "tpu":
+  def unsupported(self, request: contract.Request) -> str | None:
+    if not self.interpret and request.platform != "tpu":
       return "it needs a TPU"
     # `attend` reduces the tile of a short sequence.
-    is_short = case.length <= case.tile < self.SMALLEST
+    is_short = request.length <= request.tile < self.smallest_tile
     known = (*SMALL_TILES, *TILES)
-    if case.tile and case.tile not in known and not is_short:
+    if request.tile and request.tile not in known and not is_short:
       return (
         f"tiles must have {' or '.join(map(str, known))} positions, got"
-        f" tile={case.tile}; 0 chooses"
+        f" tile={request.tile}; 0 chooses"
       )
     if self.interpret:
       return None
-    if case.dtype not in DTYPES:
-      return f"it needs {' or '.join(DTYPES)}, got {case.dtype}"
-    if lacking := contract.NOT_IN_KERNELS & {*case.others}:
-      return f"it does not have {' or '.join(sorted(lacking))}"
-    widths = case.qk_width, case.value_width
+    if request.dtype not in DTYPES:
+      return f"it needs {' or '.join(DTYPES)}, got {request.dtype}"
+    if request.features.mixed_dtypes:
+      return "it does not have values of another dtype"
+    if request.features.symbolic_batch:
+      return "it does not have a symbolic batch"
+    widths = request.qk_width, request.value_width
     if max(widths) > MAX_WIDTH:
       return f"widths of heads must be at most {MAX_WIDTH}, got {widths}"
     return None
 
-  def tile_size(self, part: Pattern, case: contract.Case) -> int:
-    return self._tile_of((part,), case)
+  def tile_size(self, part: Pattern, request: contract.Request) -> int:
+    del part  # all parts have one tile
+    tile = request.tile or _choose_tile(request.patterns, request.length)
+    return max(contract.fit_tile(tile, request.length), self.smallest_tile)
 
-  def common_tile(
-    self, patterns: tuple[Pattern, ...], case: contract.Case
-  ) -> int:
-    """The tile that `plans` chooses for all heads."""
-    return _choose_tile(patterns, case.length)
+  def plans(self, request: contract.Request) -> contract.Plans:
+    return _plans(
+      request.patterns,
+      request.length,
+      self.tile_size(request.patterns[0], request),
+      request.group,
+      self.MOST_STEPS,
+    )
 
-  def _tile_of(self, patterns, case):
-    tile = case.tile or self.common_tile(patterns, case)
-    return max(contract.fit_tile(tile, case.length), self.SMALLEST)
-
-  def plans(
-    self, patterns: tuple[Pattern, ...], case: contract.Case
-  ) -> contract.Plans:
-    tile = self._tile_of(patterns, case)
-    return _plans(patterns, case.length, tile, case.group, self.MOST_STEPS)
-
-  def shares(
-    self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
+  def device_tables(
+    self, part: Pattern, layouts: Sequence[Layout], request: contract.Request
   ) -> list[block_tables.BlockTables]:
-    works = items.make_shares(part, layouts, case.num_heads, case.group)
-    return block_tables.tables_of(works, case.group, self.MOST_STEPS)
+    works = items.make_shares(part, layouts, request.num_heads, request.group)
+    return block_tables.tables_of(works, request.group, self.MOST_STEPS)
 
   def forward(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
@@ -128,15 +124,13 @@ def _plans(patterns, n, tile, group, most_steps):
   by_order: dict[bytes, list] = {}
   for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
-    all_heads = range(len(patterns)) if heads is None else heads
     of_order = by_order.setdefault(layout.query_order.tobytes(), [])
-    of_order.append((part, all_heads, layout))
+    of_order.append((part, heads, layout))
   found = []
   for parts in by_order.values():
     own = sorted(set().union(*(of_part for _, of_part, _ in parts)))
-    chosen = None if len(own) == len(patterns) else tuple(own)
-    of_keys = key_heads(chosen, group)
-    of_each = group if of_keys is None else len(own) // len(of_keys)
+    chosen = tuple(own)
+    of_each = len(own) // len(key_heads(chosen, group))
     work, orders = _work(parts, own, of_each)
     (tables,) = block_tables.tables_of([work], of_each, most_steps)
     found.append((contract.Plan(None, tile, tables, *orders), chosen))
@@ -186,8 +180,7 @@ def _choose_tile(patterns, n):
 
   def cost(tile):
     num_tiles = sum(
-      analysis.count_tiles(part, n, tile)
-      * (len(patterns) if heads is None else len(heads))
+      analysis.count_tiles(part, n, tile) * len(heads)
       for part, heads in heads_of_parts(patterns, n)
     )
     return num_tiles * (STEP_COST + tile**2 * PAIR_COST)

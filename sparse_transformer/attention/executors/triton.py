@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from sparse_transformer.attention import contract, platforms
-from sparse_transformer.attention.contract import Case, Plan, Plans
+from sparse_transformer.attention.contract import Plan, Plans, Request
 from sparse_transformer.attention.executors import items
 from sparse_transformer.patterns import Layout, Pattern
 
@@ -32,17 +32,17 @@ class Triton(contract.Executor):
 
   interpret: bool = False  # whether to interpret the kernels, on any platform
 
-  def unsupported(self, case: Case) -> str | None:
-    if not self.interpret and case.platform != "cuda":
+  def unsupported(self, request: Request) -> str | None:
+    if not self.interpret and request.platform != "cuda":
       return "it needs an NVIDIA GPU"
-    widths = case.qk_width, case.value_width
+    widths = request.qk_width, request.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"
-    tiles = tuple(t for t in (32, 64) if t <= self._largest_tile(case))
-    if case.tile and case.tile not in tiles:
+    tiles = tuple(t for t in (32, 64) if t <= self._largest_tile(request))
+    if request.tile and request.tile not in tiles:
       return (
-        f"in {case.dtype} with widths {widths}, the positions of a tile must be"
-        f" among {tiles}, got tile={case.tile}; 0 chooses"
+        f"in {request.dtype} with widths {widths}, the positions of a tile must"
+        f" be among {tiles}, got tile={request.tile}; 0 chooses"
       )
     if self.interpret:
       return None
@@ -52,43 +52,49 @@ class Triton(contract.Executor):
         f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
         f" {min(capabilities)}"
       )
-    if case.dtype not in TILES:
-      return f"its dtypes are {', '.join(TILES)}, got {case.dtype}"
-    if lacking := contract.NOT_IN_KERNELS & {*case.others}:
-      return f"it does not have {' or '.join(sorted(lacking))}"
-    if case.dtype == "float32" and case.qk_width > MAX_FLOAT32_WIDTH:
+    if request.dtype not in TILES:
+      return f"its dtypes are {', '.join(TILES)}, got {request.dtype}"
+    if request.features.mixed_dtypes:
+      return "it does not have values of another dtype"
+    if request.features.symbolic_batch:
+      return "it does not have a symbolic batch"
+    if request.dtype == "float32" and request.qk_width > MAX_FLOAT32_WIDTH:
       return (
         f"in float32, heads must have widths of at most {MAX_FLOAT32_WIDTH},"
-        f" got {case.qk_width}"
+        f" got {request.qk_width}"
       )
     return None
 
-  def _largest_tile(self, case):
+  def _largest_tile(self, request):
     """The positions of the largest tile that kernels compile with."""
     found = [] if self.interpret else platforms.compute_capabilities()
     of_each = [MAX_WIDTHS.get(int(x), LEAST_WIDTHS) for x in found]
     most = min(of_each, default=256)
-    more = {"segments", "a soft cap"} & {*case.others}  # others cost nothing
-    if most < 256 and (more or case.group > 1):
+    features = request.features  # the others cost nothing
+    needs_more = features.segments or features.softcap or request.group > 1
+    if most < 256 and needs_more:
       most = LEAST_WIDTHS
-    is_wide = case.qk_width + case.value_width > most
-    return 32 if is_wide else TILES.get(case.dtype, 64)
+    is_wide = request.qk_width + request.value_width > most
+    return 32 if is_wide else TILES.get(request.dtype, 64)
 
-  def tile_size(self, part: Pattern, case: Case) -> int:
+  def tile_size(self, part: Pattern, request: Request) -> int:
     del part
-    tile = case.tile or self._largest_tile(case)
-    return contract.fit_tile(tile, case.length)
+    tile = request.tile or self._largest_tile(request)
+    return contract.fit_tile(tile, request.length)
 
-  def plans(self, patterns: tuple[Pattern, ...], case: Case) -> Plans:
-    tile = self.tile_size(patterns[0], case)
-    work = items.work_by_position(patterns, case.length, tile, case.group)
-    return [(Plan(None, tile, work), None)]
+  def plans(self, request: Request) -> Plans:
+    tile = self.tile_size(request.patterns[0], request)
+    work = items.work_by_position(
+      request.patterns, request.length, tile, request.group
+    )
+    heads = tuple(range(request.num_heads))
+    return [(Plan(None, tile, work), heads)]
 
-  def shares(
-    self, part: Pattern, layouts: Sequence[Layout], case: Case
+  def device_tables(
+    self, part: Pattern, layouts: Sequence[Layout], request: Request
   ) -> list[items.Work]:
-    heads = case.num_heads, case.group
-    return items.pad(items.make_shares(part, layouts, *heads))
+    works = items.make_shares(part, layouts, request.num_heads, request.group)
+    return items.pad(works)
 
   def forward(
     self, plan: Plan, queries: contract.Queries, keys: contract.Keys

@@ -19,7 +19,7 @@ from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.heads import group_heads, heads_of_parts
-from sparse_transformer.attention.orders import Slice, make_order, orders_of
+from sparse_transformer.attention.orders import make_order, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 # Positions in tiles of the queries and the keys of a slice.
@@ -57,27 +57,29 @@ class Xla(contract.Executor):
   # The most scores, over all heads, of a step of several tiles of queries.
   max_scores: int = 300_000
 
-  def unsupported(self, case: contract.Case) -> None:
-    del case
+  def unsupported(self, request: contract.Request) -> str | None:
+    del request
+    return None
 
-  def tile_size(self, part: Pattern, case: contract.Case) -> int:
-    return _choose(self, part, case.length, case.tile)[0]
+  def tile_size(self, part: Pattern, request: contract.Request) -> int:
+    tile, _ = _choose(self, part, request.length, request.tile)
+    return tile
 
-  def plans(
-    self, patterns: tuple[Pattern, ...], case: contract.Case
-  ) -> contract.Plans:
-    n, batch = case.length, contract.number(case.batch)
-    return [
-      (_plan(self, part, n, case.tile, batch * len(heads or patterns)), heads)
-      for part, heads in heads_of_parts(patterns, n)
-    ]
+  def plans(self, request: contract.Request) -> contract.Plans:
+    n = request.length
+    plans = []
+    for part, heads in heads_of_parts(request.patterns, n):
+      num_heads = (request.batch or 1) * len(heads)
+      plan = _plan(self, part, n, request.tile, num_heads)
+      plans.append((plan, heads))
+    return plans
 
-  def shares(
-    self, part: Pattern, layouts: Sequence[Layout], case: contract.Case
+  def device_tables(
+    self, part: Pattern, layouts: Sequence[Layout], request: contract.Request
   ) -> list[StepTables]:
     counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
     span = _best_span(self, np.concatenate(counts), layouts[0].tile)[1]
-    num_heads = contract.number(case.batch) * case.num_heads
+    num_heads = (request.batch or 1) * request.num_heads
     return _tables(self, layouts, span, num_heads)
 
   def forward(
@@ -117,7 +119,7 @@ def slice_plans(
     single=False,
     num_keys=num_keys,
   )
-  query_order = make_order(np.arange(num_queries), num_rows * tile)
+  query_order = make_order(np.arange(num_queries), num_rows * tile, first)
   key_order = make_order(np.arange(n), num_cols * num_keys)
 
   def plan(pattern):
@@ -125,7 +127,7 @@ def slice_plans(
       pattern=pattern,
       tile=tile,
       tables=steps,
-      queries=Slice(query_order, first),
+      queries=query_order,
       keys=key_order,
     )
 

@@ -75,8 +75,10 @@ class Directions(Option):
     losses = [
       _codebook(
         content,
-        q_BLHK[:, :, index_of(using)],
-        inputs.keywords["directions"][content][index_of(using)],
+        q_BLHK[:, :, index_of(using, q_BLHK.shape[2])],
+        inputs.keywords["directions"][content][
+          index_of(using, q_BLHK.shape[2])
+        ],
       )
       for pattern, using in with_content(layer.patterns).items()
       for content in pattern.contents()

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import math
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -11,12 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from sparse_transformer import model as model_lib, schema, tables
-from sparse_transformer.attention import cached_group, platforms, registry
-from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.contract import Case, Unsupported
-from sparse_transformer.attention.heads import key_heads
+from sparse_transformer.attention import (
+  Unsupported,
+  describe as describe_attention,
+  platforms,
+  registry,
+)
 from sparse_transformer.figures.masks import first_few
-from sparse_transformer.patterns import Pattern, analysis
+from sparse_transformer.patterns import analysis
 from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 
@@ -36,7 +37,9 @@ class Attention:
   keys_max: int
   executor: str
   tile: list[int]
-  cache: int | None  # keys that decoding keeps; None if not causal
+  # Keys that decoding keeps in each of some key heads; None if not causal.
+  cache: int | None
+  num_key_heads: int
 
   @property
   def total_heads(self) -> int:
@@ -92,55 +95,29 @@ def _attention(config, model):
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
-  measure = functools.cache(_measure)
-  for case in costs.attention_cases(config, model):
-    heads, layers = case.patterns, groups[case.patterns]
-    static = binding.static_parts(heads)
-    tile = registry.common_tile(model.backend, case, static)
-    for pattern in dict.fromkeys(heads):
-      used_by = [head for head, other in enumerate(heads) if other == pattern]
-      found = measure(pattern, case, model.backend, tile)
-      yield Attention(layers=layers, heads=used_by, **found)
+  for request in costs.attention_requests(config, model):
+    for description in describe_attention(request, model.backend):
+      yield Attention(
+        pattern=str(description.pattern),
+        layers=groups[request.patterns],
+        heads=list(description.heads),
+        pairs=description.pairs,
+        computed=description.computed,
+        keys_max=description.most_keys,
+        executor=", ".join(description.executors),
+        tile=list(description.tiles),
+        cache=description.cached_keys,
+        num_key_heads=description.num_key_heads,
+      )
 
 
 def _choice(config, model, device):
   with platforms.targeting(*device):
     try:
-      cases = costs.attention_cases(config, model)
-      return registry.explain_choice(model.backend, *cases)
+      requests = costs.attention_requests(config, model)
+      return registry.explain_choice(model.backend, *requests)
     except Unsupported as error:
       return str(error)
-
-
-def _measure(pattern: Pattern, case: Case, backend: str, tile: int) -> dict:
-  """The costs of one head with a pattern, in tiles of `tile` unless it is 0."""
-  n, cache = case.length, None
-  if analysis.is_causal(pattern, n):
-    cache = analysis.cache_size(cached_group.kept_pairs(pattern), n)
-  tiles = list(_tiles(pattern, case, backend, tile))
-  return dict(
-    pattern=str(pattern),
-    pairs=analysis.count_pairs(pattern, n),
-    computed=sum(scores for *_, scores in tiles),
-    keys_max=analysis.most_keys(pattern, n),
-    executor=", ".join(dict.fromkeys(name for name, *_ in tiles)),
-    tile=sorted({tile for _, tile, scores in tiles if scores}),
-    cache=cache,
-  )
-
-
-def _tiles(pattern, case, backend, tile):
-  """(executor, tile, computed scores) of each part that is run."""
-  static, others = pattern.split()
-  if others and registry.resolve(backend, case) == "dense":
-    yield "dense", case.length, case.length**2
-    return
-  sized = dataclasses.replace(case, tile=case.tile or tile)
-  for part in () if static is None else static.parts():
-    name, tile, count = registry.tiling(backend, sized, part)
-    yield name, tile, tile**2 * count
-  if others:
-    yield from binding.count_scores(pattern, case)
 
 
 def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
@@ -160,9 +137,7 @@ def _cache_bytes(model, rows):
   is_impossible = model.classifies or model.separator is not None
   if is_impossible or any(row.cache is None for row in rows):
     return None
-  group = model.num_heads // model.num_key_heads
-  held_by = lambda row: key_heads(tuple(row.heads), group) or ()
-  keys = sum(x.cache * len(x.layers) * len(held_by(x)) for x in rows)
+  keys = sum(row.cache * len(row.layers) * row.num_key_heads for row in rows)
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 

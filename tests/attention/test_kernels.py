@@ -39,7 +39,7 @@ OTHER_VALUES = dict(value_dtype="float32")
     (Triton, dict(qk_width=8), r"among \(16, 32, 64, 128\), got \(8, 64\)"),
     (Mosaic, dict(), None),
     (Mosaic, dict(dtype="float32", qk_width=12, value_width=256), None),
-    (Mosaic, OTHER_VALUES, "not support mixed dtypes"),
+    (Mosaic, OTHER_VALUES, "not have values of another dtype"),
     (Mosaic, dict(dtype="float16"), "bfloat16 or float32, got float16"),
     (Mosaic, dict(tile=48), "got tile=48; 0"),
     (Mosaic, dict(tile=1024, length=99), "got tile=1024; 0"),

@@ -61,18 +61,21 @@ class Experiment:
   @functools.cached_property
   def numbers(self) -> Sequence[np.ndarray]:
     """The example numbers of each batch: `numbers[i]` [B] after i updates."""
-    settings, numbers = self.config.train, range(len(self.examples))
+    settings = self.config.train
+    numbers = range(len(self.examples))
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
     """The batch after some updates, on devices: [B, L], or labelled rows."""
-    numbers, orders = self.numbers[updates], self.source.orders
-    labels = lambda i: orders.draw(self.config.train.seed, updates, i)
-    return processes.place(
-      lambda i: orders.arrange(self.examples[int(numbers[i])], labels(i)),
-      (len(numbers), self.model.row_length),
-      self.batch_sharding,
-    )
+    numbers = self.numbers[updates]
+    orders = self.source.orders
+
+    def row(i):
+      labels = orders.draw(self.config.train.seed, updates, i)
+      return orders.arrange(self.examples[int(numbers[i])], labels)
+
+    shape = len(numbers), self.model.row_length
+    return processes.place(row, shape, self.batch_sharding)
 
   def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
     """A batch as shape, dtype and sharding; by default of unpadded symbols."""
@@ -110,17 +113,14 @@ class Experiment:
     return step_lib.init_state(params, optimizer, self.model.dtype)
 
   @functools.cached_property
-  def _shapes(self):
-    return costs.abstract_state(self.config, self.model)
-
-  @functools.cached_property
-  def _shardings(self):
-    return jax.tree.map(lambda x: x.sharding, self.like)
-
-  @functools.cached_property
   def like(self) -> step_lib.State:
     """The state as shapes, dtypes and shardings."""
-    return mesh_lib.split(self.mesh, self._shapes)
+    shapes = costs.abstract_state(self.config, self.model)
+    return mesh_lib.split(self.mesh, shapes)
+
+  @property
+  def _shardings(self):
+    return jax.tree.map(lambda x: x.sharding, self.like)
 
   def first_state(self) -> step_lib.State:
     """`init` on the devices of the mesh."""
@@ -138,8 +138,12 @@ class Experiment:
   @functools.cached_property
   def update(self) -> Any:
     """Jitted `step`, which reuses the memory of the state that it is given."""
-    shardings = self._shardings, NamedSharding(self.mesh, PartitionSpec())
-    return jax.jit(self.step, donate_argnums=0, out_shardings=shardings)
+    everywhere = NamedSharding(self.mesh, PartitionSpec())
+    return jax.jit(
+      self.step,
+      donate_argnums=0,
+      out_shardings=(self._shardings, everywhere),
+    )
 
   def compile_step(self, dtype: Any = None) -> Any:
     """Compiles `update` for batches of a dtype, see `batch_like`, once."""
@@ -151,7 +155,7 @@ class Experiment:
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The devices, which fit the network; in context wherever it runs."""
+    """The devices. Whatever runs the network sets it as the context."""
     mesh = mesh_lib.make(self.config, self.devices)
     mesh_lib.check_network(self.model, mesh.shape)
     return mesh

@@ -46,10 +46,37 @@ EARLY = 1, 2, 5, 10, 20  # steps after a start, which are shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
-  """How a run is trained, besides its config.
+class _Run:
+  """What the steps of a run use."""
 
-  Attributes:
+  experiment: Experiment
+  limit: Limit | None
+  profile: Sequence[int]
+  stops: processes.Stops
+  saver: store.Saver
+  writer: metrics.Writer
+  lines: list[dict[str, Any]]  # of metrics.jsonl, before the first step
+  is_changed: bool  # since the last checkpoint
+
+
+def train(
+  config: schema.Config,
+  workdir: str | os.PathLike,
+  *,
+  config_file: str | os.PathLike | None = None,
+  limit: Limit | None = None,
+  allow_changes: bool = False,
+  on_metrics: metrics.OnMetrics | None = None,
+  profile: Sequence[int] = (),
+) -> State:
+  """Trains up to step `config.train.steps`, from the last checkpoint if any.
+
+  Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
+  the workdir.
+
+  Args:
+    config: of the experiment; may be a ConfigDict.
+    workdir: the folder of the run.
     config_file: where the config was read from; the workdir gets a copy.
     limit: (a clock of `stopwatch.TIMES`, seconds) that ends a run of a single
       process before its last step. The learning rate then follows the clock, so
@@ -59,35 +86,8 @@ class Options:
       values give from the start.
     on_metrics: see `metrics.Writer`.
     profile: consecutive steps, counted from 1, see `Profile`.
-  """
 
-  config_file: str | os.PathLike | None = None
-  limit: Limit | None = None
-  allow_changes: bool = False
-  on_metrics: metrics.OnMetrics | None = None
-  profile: Sequence[int] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Run:
-  """What the steps of a run use."""
-
-  experiment: Experiment
-  options: Options
-  stops: processes.Stops
-  saver: store.Saver
-  writer: metrics.Writer
-  lines: list[dict[str, Any]]  # of metrics.jsonl, before the first step
-  is_changed: bool  # since the last checkpoint
-
-
-def train(
-  config: schema.Config, workdir: str | os.PathLike, **settings: Any
-) -> State:
-  """Trains up to step `config.train.steps`, from the last checkpoint if any.
-
-  Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
-  the workdir; returns the state. Also takes a ConfigDict; settings: `Options`.
+  Returns the state after the last step.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more
@@ -99,7 +99,7 @@ def train(
   """
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir = pathlib.Path(workdir)
-  options = Options(**settings)
+  allowed = config_lib.TO_CHANGE if allow_changes else config_lib.TO_RESUME
   with processes.Stops() as stops:
     experiment = processes.together(
       lambda: kernel_check.avoid_wrong(Experiment(config))
@@ -114,22 +114,20 @@ def train(
       if saved is not None:
         saver.saved.check_step(saved)
       changes = processes.decide(
-        lambda: _changes(experiment.config, saver, saved, options)
+        lambda: _changes(experiment.config, saver, saved, allowed)
       )
       if saved is not None:
         state, start = saver.saved.restore(experiment.like, saved), None
       else:
         state, start = warm_start.first_state(experiment)
 
-      processes.decide(
-        lambda: banner.introduce(experiment, workdir, options.limit)
-      )
+      processes.decide(lambda: banner.introduce(experiment, workdir, limit))
       program = _compile(experiment, step=saved or 0)
       with metrics.Writer(
         workdir,
         step=-1 if saved is None else saved,
         silent=not processes.is_first(),
-        on_metrics=options.on_metrics,
+        on_metrics=on_metrics,
       ) as writer:
         if saved:
           processes.say(f"resumes from step {saved}")
@@ -137,7 +135,7 @@ def train(
           lambda: write_run(
             experiment,
             workdir,
-            config_file=options.config_file,
+            config_file=config_file,
             step=saved or 0,
             changes=changes,
           )
@@ -147,7 +145,8 @@ def train(
           processes.say(banner.origin(start))
         run = _Run(
           experiment=experiment,
-          options=options,
+          limit=limit,
+          profile=profile,
           stops=stops,
           saver=saver,
           writer=writer,
@@ -160,9 +159,7 @@ def train(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
       " command again to resume"
     )
-  processes.decide(
-    lambda: print(banner.end(experiment, workdir, options.config_file))
-  )
+  processes.decide(lambda: print(banner.end(experiment, workdir, config_file)))
   return state
 
 
@@ -225,17 +222,13 @@ def _saver(experiment, workdir):
   )
 
 
-def _changes(config, saver, step, options):
+def _changes(config, saver, step, allowed):
   """The fields that change at the checkpoint of a step, if there is one."""
   saved = saver.saved
   workdir = saved.workdir
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
-  allowed = config_lib.TO_RESUME
-  if options.allow_changes:
-    allowed = config_lib.TO_CHANGE
-
   written = {}
   if (workdir / "config.json").exists():
     before = config_lib.read_config(workdir)
@@ -299,7 +292,7 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
   config = experiment.config
   step = first = int(state.step)
   bits = None  # per dim, of the validation of a state, once it is known
-  watch = Stopwatch(run.lines, run.options.limit)
+  watch = Stopwatch(run.lines, run.limit)
   monitor = metrics.Monitor(experiment.numbers, run.writer.write)
   # A signal ends it. Kernels need the mesh in context.
   with (
@@ -307,11 +300,11 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
     jax.set_mesh(experiment.mesh),
     progress(
       "step",
-      total=None if run.options.limit else config.train.steps,
+      total=None if run.limit else config.train.steps,
       done=first,
       silent=not processes.is_first(),
     ) as advance,
-    Profile(run.options.profile, first, run.writer.workdir, watch) as profile,
+    Profile(run.profile, first, run.writer.workdir, watch) as profile,
   ):
     is_last = step == config.train.steps or watch.is_over()
     if _lacks_validation(run, step, is_last):

@@ -1,6 +1,7 @@
 """Starts a run from the weights of another one."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -31,58 +32,68 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     ValueError: it has no such step, its checkpoint is damaged, or parameters do
       not fit, or have another meaning, and `train.init_partial` is False.
   """
-  text = experiment.config.train.init_from
-  if not text:
+  settings = experiment.config.train
+  if not settings.init_from:
     return experiment.first_state(), None
+  source = _read(settings.init_from, experiment)
+  changed, attention = _changed(source.config, experiment)
+  for name, there in source.meanings.items():
+    here = getattr(experiment.source, name)
+    if there and here and there not in (here, [*here]):
+      changed.append(f"{name} of data={here} here, but {there} there")
+
+  state = experiment.first_state()
+  params, misfits = _fit(state.params, source.weights, changed, settings)
+  start = source.provenance | misfits | dict(attention=attention)
+  has_its_images = experiment.config.data.name == released.SOURCE
+  if not has_its_images or any(misfits.values()):
+    start.pop("bits", None)  # of other images, or of another network
+  average = jax.tree.map(jnp.copy, params)  # the state is donated
+  return dataclasses.replace(state, params=params, ema=average), start
+
+
+@dataclasses.dataclass(frozen=True)
+class _Source:
+  """Weights to start from, by name, and where they are from."""
+
+  weights: Mapping[str, Any]
+  config: schema.Config
+  meanings: Mapping[str, Any]  # of symbols and classes, as far as known
+  provenance: dict[str, Any]
+
+
+def _read(text, experiment):
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
-    found, config = store.by_name(file.params), file.config
-    there = dict(symbols=file.source.symbols, classes=file.source.classes)
-    about: dict[str, Any] = dict(file=text, crc32=f"{files.crc32(path):08x}")
-  elif released.TEXT.fullmatch(text):
-    found, about = processes.together(
+    return _Source(
+      weights=store.by_name(file.params),
+      config=file.config,
+      meanings=dict(symbols=file.source.symbols, classes=file.source.classes),
+      provenance=dict(file=text, crc32=f"{files.crc32(path):08x}"),
+    )
+  if released.TEXT.fullmatch(text):
+    weights, provenance = processes.together(
       lambda: released.load(text, experiment.config.data.orders)
     )
-    config, there = experiment.config, {}
-  else:
-    run, step = _open(text)
-    found = run.weights(step, experiment.mesh)
-    config, other = run.config(step), run.describe(step)
-    there = {x: other[x] for x in ("symbols", "classes")}
-    about = dict(run=str(run.workdir), run_step=step)
-  changed, attention = _changed(config, experiment)
-  for name, value in there.items():
-    here = getattr(experiment.source, name)
-    if value and here and value not in (here, [*here]):
-      changed.append(f"{name} of data={here} here, but {value} there")
-  state = experiment.first_state()
-  params, misfits = _fit(state.params, found, changed, experiment.config.train)
-  if experiment.config.data.name != released.SOURCE or any(misfits.values()):
-    about.pop("bits", None)  # of other images, or of another network
-  average = jax.tree.map(jnp.copy, params)  # the state is donated
-  state = dataclasses.replace(state, params=params, ema=average)
-  return state, about | misfits | dict(attention=attention)
+    return _Source(
+      weights=weights,
+      config=experiment.config,
+      meanings={},
+      provenance=provenance,
+    )
+  run, step = _find(text)
+  description = run.describe(step)
+  return _Source(
+    weights=run.weights(step, experiment.mesh),
+    config=run.config(step),
+    meanings={x: description[x] for x in ("symbols", "classes")},
+    provenance=dict(run=str(run.workdir), run_step=step),
+  )
 
 
-def _changed(before, experiment):
-  """Settings by which weights mean something else, and those of patterns."""
-  changes = config_lib.compare(before, experiment.config)
-  learned = any(x.is_learned for x in experiment.model.contents)
-  changed: list[str] = []
-  attention: list[str] = []
-  for name, (there, here) in changes.items():
-    line = f"{name}={here} here, but {there} there"
-    affected = schema.affects(name)
-    is_of_model = name.startswith("model.") and affected == "all"
-    if is_of_model or (name == "attention.pattern" and learned):
-      changed.append(line)  # a pattern: as the reach of a span
-    elif affected == "scores":
-      attention.append(line)
-  return changed, attention
-
-
-def _open(text: str) -> tuple[store.Saved, int]:
+def _find(text: str) -> tuple[store.Saved, int]:
+  """The run and the step in WORKDIR[:STEP]."""
   name, _, asked = text.rpartition(":")
   if not name or files.from_config(text).is_dir():
     name, asked = text, ""  # whose name may have a colon
@@ -98,28 +109,46 @@ def _open(text: str) -> tuple[store.Saved, int]:
     raise type(error)(f"train.init_from={text}: {error}") from error
 
 
-def _fit(params, found, changed, settings):
-  """Parameters with the values found, and the names of what does not fit."""
-  names = store.by_name(params)
-  reasons = {
-    name: f"{name} is {list(found[name].shape) if name in found else 'absent'}"
-    f" there and {list(x.shape)} here"
-    for name, x in names.items()
-    if name not in found or found[name].shape != x.shape
-  }
-  unused = [name for name in found if name not in names]
+def _changed(before, experiment):
+  """Settings by which weights mean something else, and those of patterns."""
+  learned = any(x.is_learned for x in experiment.model.contents)
+  changed: list[str] = []
+  attention: list[str] = []
+  changes = config_lib.compare(before, experiment.config)
+  for name, (there, here) in changes.items():
+    line = f"{name}={here} here, but {there} there"
+    affected = schema.affects(name)
+    is_of_model = name.startswith("model.") and affected == "all"
+    if is_of_model or (name == "attention.pattern" and learned):
+      changed.append(line)  # a pattern: as the reach of a span
+    elif affected == "scores":
+      attention.append(line)
+  return changed, attention
+
+
+def _fit(params, weights, changed, settings):
+  """Parameters with the weights that fit, and the names of what does not."""
+  leaves = store.by_name(params)
+  fitted = dict(leaves)
+  reasons = {}
+  for name, x in leaves.items():
+    there = list(weights[name].shape) if name in weights else "absent"
+    if there == list(x.shape):
+      fitted[name] = jax.device_put(weights[name], x.sharding)
+    else:
+      reasons[name] = f"{name} is {there} there and {list(x.shape)} here"
+  unused = [name for name in weights if name not in leaves]
+
   problems = [*changed, *reasons.values()]
   problems += [f"{name} is absent here" for name in unused]
-  if problems and (not settings.init_partial or len(reasons) == len(names)):
+  none_fits = len(reasons) == len(leaves)
+  if problems and (not settings.init_partial or none_fits):
     raise ValueError(
       f"train.init_from={settings.init_from} is another network:"
       f" {', '.join(problems[:4])}; use the same settings of the model, the"
       " data's symbols and length and the patterns' parameters, or"
       " --config.train.init_partial=True, which takes the weights that fit"
     )
-  used = [
-    x if name in reasons else jax.device_put(found[name], x.sharding)
-    for name, x in names.items()
-  ]
   misfits = dict(random=[*reasons], unused=unused, changed=changed)
-  return jax.tree.unflatten(jax.tree.structure(params), used), misfits
+  tree = jax.tree.structure(params)
+  return jax.tree.unflatten(tree, fitted.values()), misfits

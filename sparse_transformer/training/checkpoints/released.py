@@ -23,19 +23,37 @@ SOURCE = "cifar10_distaug"  # has their validation images
 LOSS, NO_LOSS = "best_val_loss:0", 99_999  # in nats; before it is known
 STARTS = "sos_token/"
 # Their tables of start vectors, and our orders; of others, only row 0 is used.
-ORDERS = {"sos_rot": "rotation", "sos_c": "colors", "sos_tr": "transposition"}
-ORDERS |= {"sos_rev": "reverse", "sos_js": "jigsaw", "sos_rd": "random:4"}
+ORDERS = {
+  "sos_rot": "rotation",
+  "sos_c": "colors",
+  "sos_tr": "transposition",
+  "sos_rev": "reverse",
+  "sos_js": "jigsaw",
+  "sos_rd": "random:4",
+}
 NAME = re.compile(
   r"model/(h\d+/|sos_token/)?(.*?)(/[wbg])?(/Ema/ema|/Adam(?:_1)?|):0"
 )
 # Their names of parts, and ours.
 OURS = {
-  **{"we": "token.embedding", "gen_logits/logits_proj": "logits.kernel"},
-  **{f"pos_emb_{i}": f"position.{i}.embedding" for i in range(3)},
-  **{"final_norm": "norm", "attn_input": "attention_norm", "mlp": "mlp_norm"},
-  **{"q_proj": "query", "k_proj": "key", "v_proj": "value", "post_proj": "out"},
-  **{"mlp_proj1": "mlp_in", "mlp_proj2": "mlp_out"},
-  **{"/w": ".kernel", "/b": ".bias", "/g": ".scale", "": ""},
+  "we": "token.embedding",
+  "pos_emb_0": "position.0.embedding",
+  "pos_emb_1": "position.1.embedding",
+  "pos_emb_2": "position.2.embedding",
+  "gen_logits/logits_proj": "logits.kernel",
+  "final_norm": "norm",
+  "attn_input": "attention_norm",
+  "q_proj": "query",
+  "k_proj": "key",
+  "v_proj": "value",
+  "post_proj": "out",
+  "mlp": "mlp_norm",
+  "mlp_proj1": "mlp_in",
+  "mlp_proj2": "mlp_out",
+  "/w": ".kernel",
+  "/b": ".bias",
+  "/g": ".scale",
+  "": "",
 }
 
 
@@ -54,12 +72,13 @@ def load(
     OSError: the file cannot be read.
     ValueError: it is damaged, or lacks a layer.
   """
-  name, params = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
-  path, kind = files.from_config(name), "" if params else "/Ema/ema"
+  name, is_raw = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
+  path = files.from_config(name)
+  kind = "" if is_raw else "/Ema/ema"
   atomic.size(path)
-  found: dict[str, Any] = {}
-  layers: dict[str, Any] = {}
-  starts: dict[str, Any] = {}
+  arrays: dict[str, np.ndarray] = {}
+  layers: dict[str, dict[int, np.ndarray]] = {}  # {name: {layer: array}}
+  starts: dict[str, np.ndarray] = {}  # tables
   with files.blame(path), path.open("rb") as opened:
     digest = hashlib.file_digest(opened, "sha256").hexdigest()
     file = np.lib.npyio.NpzFile(opened)
@@ -75,21 +94,27 @@ def load(
       if place == STARTS:
         starts[part] = x.reshape(-1, x.shape[-1])
       elif place:
-        layers.setdefault(f"blocks.{ours}", {})[int(place[1:-1])] = x
+        number = int(place[1:-1])
+        layers.setdefault(f"blocks.{ours}", {})[number] = x
       else:
-        found[ours] = x
-    for ours in [*layers]:
-      numbers, of_layers = zip(*sorted(layers.pop(ours).items()), strict=True)
-      if numbers != (*range(len(numbers)),):
+        arrays[ours] = x
+    for ours, by_number in layers.items():
+      if sorted(by_number) != [*range(len(by_number))]:
         raise ValueError(f"it lacks {ours} of a layer")
-      found[ours] = np.stack(of_layers)
+      arrays[ours] = np.stack([by_number[i] for i in range(len(by_number))])
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
+
   if orders:
-    found |= {f"start.{ORDERS.get(k, k)}": rows for k, rows in starts.items()}
+    for part, rows in starts.items():
+      arrays[f"start.{ORDERS.get(part, part)}"] = rows
   elif starts:  # row 0: of an image as it is
-    found["start"] = sum(rows[0] for rows in starts.values())
-  about: dict[str, Any] = dict(file=text, sha256=digest, starts=[*starts])
-  about["arrays"] = f"model/*{kind}:0"
-  if not params and nats < NO_LOSS:
-    about["bits"] = nats / math.log(2)
-  return found, about
+    arrays["start"] = sum(rows[0] for rows in starts.values())
+  provenance: dict[str, Any] = dict(
+    file=text,
+    sha256=digest,
+    starts=[*starts],
+    arrays=f"model/*{kind}:0",
+  )
+  if not is_raw and nats < NO_LOSS:
+    provenance["bits"] = nats / math.log(2)
+  return arrays, provenance

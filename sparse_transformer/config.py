@@ -58,8 +58,8 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
 
 def overrides(preset: Any, config: Any) -> list[str]:
   """The flags that turn a `Config` or ConfigDict into another."""
-  before, after = (schema.flatten(schema.typed(x)) for x in (preset, config))
-  return [f"--config.{x}={y}" for x, y in after.items() if y != before[x]]
+  changes = compare(schema.typed(preset), schema.typed(config))
+  return [f"--config.{name}={new}" for name, (_, new) in changes.items()]
 
 
 def read_config(workdir: str | os.PathLike) -> Config:
@@ -82,8 +82,8 @@ def from_json(settings: dict[str, Any], place: object) -> Config:
   Raises ValueError with `place` first if it has other fields or values.
   """
   try:
-    groups = settings.values() if isinstance(settings, dict) else ()
-    if {*map(type, groups)} != {dict}:
+    is_dict = lambda x: isinstance(x, dict)
+    if not is_dict(settings) or not all(map(is_dict, settings.values())):
       raise ValueError("it lacks the groups of fields that a run writes")
     return Config().replace(**schema.flatten(ConfigDict(settings)))
   except (TypeError, ValueError, AttributeError) as error:
@@ -102,36 +102,31 @@ def write_config(
   the last line of config_changes.jsonl, and are printed on standard error if
   they are new. They replace what was recorded at that step or a later one.
   """
-  path = pathlib.Path(workdir) / "config.json"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  before, changes = read_changes(workdir), changes or {}
-  lines = [line for line in before if line[0] < step]
-  lines += [(step, changes)] if changes else []
-  text = _as_lines(lines)
-  if text != _as_lines(before):
-    atomic.write_text(path.parent / CHANGES, text)
-    for name, (old, new) in changes.items():
+  folder = pathlib.Path(workdir)
+  folder.mkdir(parents=True, exist_ok=True)
+  recorded = read_changes(workdir)
+  kept = [(number, x) for number, x in recorded if number < step]
+  if changes:
+    kept.append((step, changes))
+  lines = [json.dumps(dict(step=x, changes=y)) + "\n" for x, y in kept]
+  path = folder / CHANGES
+  before = path.read_text() if path.exists() else ""
+  if before != "".join(lines):
+    atomic.write_text(path, "".join(lines))
+    for name, (old, new) in (changes or {}).items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
-  atomic.write_json(path, config.to_dict(), indent=2)
-
-
-def _as_lines(changes: list[tuple[int, Changes]]) -> str:
-  return "".join(
-    json.dumps(dict(step=step, changes=of_step)) + "\n"
-    for step, of_step in changes
-  )
+  atomic.write_json(folder / "config.json", config.to_dict(), indent=2)
 
 
 def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
   """The changes of a run's config, each with the step after which it holds."""
   path = pathlib.Path(workdir) / CHANGES
-  lines = atomic.read_json(path, lines=True) if path.exists() else []
+  changes = []
   try:
-    return [
-      (int(line["step"]), {x: (old, new) for x, (old, new) in pairs})
-      for line in lines
-      for pairs in [line["changes"].items()]
-    ]
+    for line in atomic.read_json(path, lines=True) if path.exists() else []:
+      fields = {x: (old, new) for x, (old, new) in line["changes"].items()}
+      changes.append((int(line["step"]), fields))
+    return changes
   except (TypeError, ValueError, KeyError, AttributeError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from None
 

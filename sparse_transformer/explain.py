@@ -131,8 +131,10 @@ def _compile(args):
   from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
-  target, config = hardware.parse(args.target), schema.typed(args.config)
-  mesh.check_batch(config, mesh.sizes(config, target.num_devices))
+  target = hardware.parse(args.target)
+  config = schema.typed(args.config)
+  sizes = mesh.sizes(config, target.num_devices)
+  mesh.check_batch(config, sizes)
   report = compilers.compile_for(target, config, args.part)
   print(json.dumps(report) if args.json else compilers.render(report))
   if not all(x["compiles"] and x["fits"] for x in report["programs"]):

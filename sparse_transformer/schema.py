@@ -435,13 +435,17 @@ class Config(Group):
     groups = self.to_dict()
     for name, value in values.items():
       check_name(name)
-      value = tuple(value) if isinstance(value, list) else value
-      if isinstance(value, float) and FIELDS[name].type is int:
-        value = int(value) if value.is_integer() else value  # such as 1e3
+      if isinstance(value, list):  # as in JSON
+        value = tuple(value)
+      is_of_integer = FIELDS[name].type is int
+      if is_of_integer and isinstance(value, float) and value.is_integer():
+        value = int(value)  # such as 1e3
       check_value(name, value)
       group, _, field = name.partition(".")
       groups[group][field] = value
-    return type(self)(**{k: GROUPS[k](**groups[k]) for k in groups})
+    return type(self)(
+      **{name: GROUPS[name](**fields) for name, fields in groups.items()}
+    )
 
 
 GROUPS: dict[str, Any] = {x.name: x.type for x in dataclasses.fields(Config)}

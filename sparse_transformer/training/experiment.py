@@ -69,13 +69,15 @@ class Experiment:
     """The batch after some updates, on devices: [B, L], or labelled rows."""
     numbers = self.numbers[updates]
     orders = self.source.orders
+    seed = self.config.train.seed
 
-    def row(i):
-      labels = orders.draw(self.config.train.seed, updates, i)
-      return orders.arrange(self.examples[int(numbers[i])], labels)
+    def read_row(i):
+      labels = orders.draw(seed, updates, i)
+      example = self.examples[int(numbers[i])]
+      return orders.arrange(example, labels)
 
     shape = len(numbers), self.model.row_length
-    return processes.place(row, shape, self.batch_sharding)
+    return processes.place(read_row, shape, self.batch_sharding)
 
   def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
     """A batch as shape, dtype and sharding; by default of unpadded symbols."""

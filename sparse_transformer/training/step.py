@@ -38,15 +38,19 @@ class LossScale(NamedTuple):
     """
     is_finite = jnp.isfinite(gradient_norm)
     grows = self.finite + 1 >= GROWTH_INTERVAL
-    larger = jnp.where(grows, jnp.minimum(2 * self.scale, LARGEST), self.scale)
+    doubled = jnp.minimum(2 * self.scale, LARGEST)
+    larger = jnp.where(grows, doubled, self.scale)
     smaller = jnp.maximum(self.scale / 2, SMALLEST)
     new = LossScale(
       scale=jnp.where(is_finite, larger, smaller),
       finite=jnp.where(is_finite & ~grows, self.finite + 1, 0),
       skipped=self.skipped + ~is_finite,
     )
-    keep = lambda new, old: jnp.where(jnp.isfinite(loss), new, old)
-    return jax.tree.map(keep, new, self)
+    return jax.tree.map(
+      lambda new, old: jnp.where(jnp.isfinite(loss), new, old),
+      new,
+      self,
+    )
 
 
 @jax.tree_util.register_dataclass
@@ -215,7 +219,8 @@ def _accumulate(state, tokens_BL, predict, config):
   # Neighbors are assigned to different micro-batches: with the batch sharded
   # across devices, each micro-batch is then still on all of them.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
-  rng = jax.random.fold_in(jax.random.key(config.train.seed), state.step)
+  seed = jax.random.key(config.train.seed)
+  rng = jax.random.fold_in(seed, state.step)
   scale = state.loss_scale.scale if state.loss_scale else 1.0
   # Micro-batches count as much as they have symbols.
   weights_A = jnp.ones(micro)
@@ -226,8 +231,10 @@ def _accumulate(state, tokens_BL, predict, config):
   def loss(params, tokens_BL, rng, weight):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = mean_loss(logits_BLV, tokens_BL) * weight
+    # What blocks add to the loss, one number for each of them.
     extra = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
-    total = nats + sum(model_lib.LOSS_WEIGHTS[x] * y for x, y in extra.items())
+    weighted = (model_lib.LOSS_WEIGHTS[name] * x for name, x in extra.items())
+    total = nats + sum(weighted)
     if logits_BLV.ndim == 2:
       measured["accuracy"] = hits(logits_BLV, tokens_BL).mean()
     return total * scale, (nats, measured)
@@ -238,7 +245,8 @@ def _accumulate(state, tokens_BL, predict, config):
     new = gradient(state.params, *inputs)
     return jax.tree.map(jnp.add, total, new), None
 
-  inputs = tokens_ABL, jax.random.split(rng, micro), weights_A
+  rngs_A = jax.random.split(rng, micro)
+  inputs = tokens_ABL, rngs_A, weights_A
   first = [x[0] for x in inputs]
   if micro == 1:  # without a second copy of the gradients
     grads, means = gradient(state.params, *first)

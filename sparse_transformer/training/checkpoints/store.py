@@ -334,10 +334,12 @@ class Saver:
     """Completes a checkpoint: makes its files durable, and lists them."""
     folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
     listed = {}
-    for path in sorted(x for x in folder.glob("*/**/*") if x.is_file()):
-      with path.open("rb") as file:
-        os.fsync(file.fileno())
-      listed[str(path.relative_to(folder))] = files.crc32(path)
+    for path in sorted(folder.glob("*/**/*")):
+      if path.is_file():
+        with path.open("rb") as file:
+          os.fsync(file.fileno())
+        name = str(path.relative_to(folder))
+        listed[name] = files.crc32(path)
     atomic.write_json(folder / FILES, listed, indent=1)
 
   def _prepare(self) -> None:

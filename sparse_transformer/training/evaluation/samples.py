@@ -38,7 +38,8 @@ def decoder(
   more. Raises ValueError if there are several processes, the data have labels,
   or the network cannot have that length.
   """
-  network, source = experiment.model, experiment.source
+  network = experiment.model
+  source = experiment.source
   if isinstance(source, data.Sequences):
     raise ValueError(
       f"data.name={experiment.config.data.name} has labelled examples, and only"
@@ -48,7 +49,8 @@ def decoder(
     raise ValueError(
       "eval.samples must be 0 with several processes; sample after training"
     )
-  apply, trained = experiment.apply, network.length
+  apply = experiment.apply
+  trained = network.length
   length = length or trained
   if length != trained and isinstance(source, data.Images):
     raise ValueError(
@@ -79,12 +81,18 @@ def draw_in_training(
 
   The random numbers are the same at all steps; `check_stop` may raise.
   """
-  config, source = experiment.config, experiment.source
-  prompts = no_prompts(source, config.eval.samples)
-  network = decoder(experiment), state.ema, sampling.Sampler()
-  about: Any = dict(seed=config.train.seed, check_stop=check_stop)
-  tokens, _ = sampling.sample(*network, prompts, source.length, **about)
-  path, *_ = save(folder, source, tokens, step=int(state.step))
+  config = experiment.config
+  source = experiment.source
+  tokens, _ = sampling.sample(
+    decoder(experiment),
+    state.ema,
+    sampling.Sampler(),
+    no_prompts(source, config.eval.samples),
+    source.length,
+    seed=config.train.seed,
+    check_stop=check_stop,
+  )
+  path = save(folder, source, tokens, step=int(state.step))[0]
   if path.suffix in TEXTS:  # as code, so that it is no Markdown
     return textwrap.indent(read_text(path), "    ", lambda line: True)
   return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
@@ -94,11 +102,11 @@ def save(
   folder: str | os.PathLike,
   source: data.Source,
   tokens: np.ndarray,
-  **about: Any,
+  **provenance: Any,
 ) -> list[pathlib.Path]:
   """Writes sequences [num, length] into files; returns their paths.
 
-  `about` says what made them, and is written beside them.
+  `provenance` says what made them, and is written beside them.
   """
   stem = pathlib.Path(folder) / "samples"
   stem.with_suffix(".json").unlink(missing_ok=True)  # of samples before
@@ -106,13 +114,14 @@ def save(
     paths = source.codec.save(stem, tokens)
   else:
     assert isinstance(source, data.Images)  # `decoder` rejects labelled data
-    paths, real = [stem.with_suffix(".png")], tokens[:0]
+    paths = [stem.with_suffix(".png")]
+    real = tokens[:0]
     try:
       real = real_examples(source, len(tokens))
     except (FileNotFoundError, ModuleNotFoundError) as error:
       files.tell(f"no real images are beside the samples: {error}")
     save_images(paths[0], tokens, real, source)
-  atomic.write_json(stem.with_suffix(".json"), about)
+  atomic.write_json(stem.with_suffix(".json"), provenance)
   return paths
 
 
@@ -124,33 +133,51 @@ def save_images(
   There may be no real ones. Both are uint8 [images, positions]. The frames of a
   clip are put side by side.
   """
-  (height, columns, channels), frames = source.shape, source.frames
-  rows, columns = height // frames, columns * frames
-  side = math.ceil(math.sqrt(len(tokens) * rows / columns))
-  scale = max(1, SHEET // (side * columns))
-  size = scale * columns, scale * rows
-  width, height = (x + 2 + BORDER for x in size)
-  halves = [("sampled", tokens), ("real", real)][: 1 + bool(len(real))]
-  area = (
-    len(halves) * (side * width + GAP) - GAP,
-    -(-len(tokens) // side) * height + LABEL,
+  frames = source.frames
+  rows = source.shape[0] // frames
+  columns = source.shape[1] * frames
+  across = math.ceil(math.sqrt(len(tokens) * rows / columns))
+  down = -(-len(tokens) // across)
+  scale = max(1, SHEET // (across * columns))
+  width = scale * columns + 2 + BORDER
+  height = scale * rows + 2 + BORDER
+
+  halves = [("sampled", tokens)]
+  if len(real):
+    halves.append(("real", real))
+  half_width = across * width + GAP
+  page = Image.new(
+    "RGB",
+    (len(halves) * half_width - GAP, down * height + LABEL),
+    "white",
   )
-  page = Image.new("RGB", area, "white")
-  draw, font = ImageDraw.Draw(page), ImageFont.load_default(LABEL * 0.7)
+  draw = ImageDraw.Draw(page)
+  font = ImageFont.load_default(LABEL * 0.7)
   for half, (label, symbols) in enumerate(halves):
-    left = half * (side * width + GAP)
+    left = half * half_width
     draw.text((left, 0), label, style.GRAY, font)
-    shades = symbols * 255.0 / (source.vocab_size - 1)
-    parts = shades.round().astype(np.uint8)
-    parts = parts.reshape(-1, frames, rows, columns // frames, channels)
-    images = parts.swapaxes(1, 2).reshape(-1, rows, columns, channels)
-    for i, pixels in enumerate(images):
-      pixels = np.broadcast_to(pixels, (rows, columns, 3))
-      image = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
-      place = left + i % side * width, LABEL + i // side * height
-      page.paste(ImageOps.expand(image, 1, style.GRAY), place)
+    for i, pixels in enumerate(_pixels(symbols, source)):
+      image = Image.fromarray(np.broadcast_to(pixels, (rows, columns, 3)))
+      image = image.resize(
+        (scale * columns, scale * rows), Image.Resampling.NEAREST
+      )
+      framed = ImageOps.expand(image, 1, style.GRAY)
+      x = left + i % across * width
+      y = LABEL + i // across * height
+      page.paste(framed, (x, y))
   with atomic.writing(path) as new:
     page.save(new, format="PNG")
+
+
+def _pixels(symbols, source):
+  """Images uint8 [images, rows, columns, channels], frames side by side."""
+  height, columns, channels = source.shape
+  frames = source.frames
+  rows = height // frames
+  shades = symbols * 255.0 / (source.vocab_size - 1)
+  clips = shades.round().astype(np.uint8)
+  clips = clips.reshape(-1, frames, rows, columns, channels)
+  return clips.swapaxes(1, 2).reshape(-1, rows, frames * columns, channels)
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:

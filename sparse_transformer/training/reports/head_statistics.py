@@ -48,7 +48,8 @@ def collect(
 ) -> Collected:
   """The queries and keys of at most `MAX_LAYERS` layers, in one pass."""
   num_drawn = min(MAX_LAYERS, model.num_layers)
-  drawn = np.linspace(0, model.num_layers - 1, num_drawn).round().astype(int)
+  spread = np.linspace(0, model.num_layers - 1, num_drawn)
+  drawn = spread.round().astype(int)
   # Where each layer is kept; the others are out of bounds, and dropped.
   slots = np.full(model.num_layers, num_drawn)
   slots[drawn] = np.arange(num_drawn)
@@ -59,16 +60,25 @@ def collect(
 
     def attend(kept, layer, index, q_BLHK, k_BLGK, v_BLGV, **keywords):
       slot = jnp.asarray(slots)[layer + model_lib.period(model) * index]
+      # Heads of a group share their keys.
       group = q_BLHK.shape[2] // k_BLGK.shape[2]
       k_BLHK = jnp.repeat(k_BLGK, group, axis=2)
-      kept = kept.at[slot].set(jnp.stack([q_BLHK, k_BLHK]), mode="drop")
+      both = jnp.stack([q_BLHK, k_BLHK])
+      kept = kept.at[slot].set(both, mode="drop")
       return network.attend(
-        kept, layer, index, q_BLHK, k_BLGK, v_BLGV, **keywords
+        kept,
+        layer,
+        index,
+        q_BLHK,
+        k_BLGK,
+        v_BLGV,
+        **keywords,
       )
 
-    shape = num_drawn, 2, 1, len(tokens_L), model.num_heads, model.head_width
+    heads = model.num_heads, model.head_width
+    empty = jnp.zeros((num_drawn, 2, *tokens_BL.shape, *heads), model.dtype)
     x_BLD = network.embed(tokens_BL)
-    return network.run_blocks(x_BLD, attend, jnp.zeros(shape, model.dtype))[1]
+    return network.run_blocks(x_BLD, attend, empty)[1]
 
   kept = run(params, tokens_L[None])
   return {int(layer): tuple(kept[i]) for i, layer in enumerate(drawn)}
@@ -117,13 +127,13 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
   entropy_L = entr(weights).sum(1) / math.log(2)  # bits
-  has_keys = mask_LM.any(1)
+  entropies = entropy_L[mask_LM.any(1)]
   weights_LM = weights[:, :-1]
   query = masks.shown_query(len(mask_LM))
   return Head(
     pattern=pattern,
     pairs=int(mask_LM.sum()),
-    entropy=float(entropy_L[has_keys].mean()) if has_keys.any() else 0.0,
+    entropy=float(entropies.mean()) if len(entropies) else 0.0,
     weights_L=np.where(mask_LM[query], weights_LM[query], -1),
     cells=_join(weights_LM, mask_LM),
   )
@@ -180,12 +190,11 @@ def draw_heads(
 
 def paint(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
   """RGB image of weights, relative to `largest`, which broadcasts."""
-  share = (weights.clip(0) / np.maximum(largest, 1e-30))[..., None]
-  nothing = style.rgb("#ffffff")
+  share = weights.clip(0) / np.maximum(largest, 1e-30)
   pale = style.rgb(style.PALER)
   dark = style.rgb(style.DARK)
-  painted = pale + (dark - pale) * share
-  painted = np.where(weights[..., None] < 0, nothing, painted)
+  painted = pale + (dark - pale) * share[..., None]
+  painted[weights < 0] = style.rgb("#ffffff")
   return painted.round().astype(np.uint8)
 
 

@@ -73,7 +73,7 @@ def _write(experiment, workdir, config_file):
     writer.write(0, "start", **start)
   loop.write_run(experiment, workdir, config_file)
   print(banner.origin(start))
-  print(banner.end(experiment, workdir, config_file))
+  print(banner.end(experiment, workdir))
 
 
 def _preset(path, weights, about):

@@ -48,15 +48,12 @@ def command(workdir, path, *words):
   return runs.command(SCRIPT, f"--workdir={workdir}", f"--out={path}", *words)
 
 
-def resave(path, change=lambda arrays, metadata: None, keep_crc=False):
+def resave(path, change=lambda arrays, metadata: None):
   """Saves a file again, after a change, as another program would."""
   with safe_open(path, "numpy") as file:
     arrays = {name: file.get_tensor(name) for name in file.keys()}
     metadata = file.metadata()
   change(arrays, metadata)
-  if not keep_crc:
-    del metadata["crc32"]
-    metadata["crc32"] = exported._crc32(arrays, metadata)
   safetensors.numpy.save_file(arrays, path, metadata)
 
 
@@ -256,34 +253,19 @@ def test_damaged_file_is_rejected(damage, saved):
     exported.load(path)
 
 
-def test_file_that_was_saved_again_is_read_with_a_line(saved, capfd):
+def test_file_that_was_saved_again_is_read(saved):
   path, params = saved
-  resave(path, keep_crc=True)
-  exported.load(path)
-
-  assert capfd.readouterr().err == ""
 
   def change(arrays, metadata):
     metadata["format"] = "pt"
     arrays["norm.bias"] = arrays["norm.bias"] + 1
 
-  resave(path, change, keep_crc=True)
+  resave(path, change)
   found = exported.load(path).params
-  (line,) = capfd.readouterr().err.splitlines()
 
-  assert re.search("x.safetensors is not as exported: its CRC-32 differs", line)
   norm = params["norm"] | {"bias": params["norm"]["bias"] + 1}
   expected = params | {"norm": norm}
   jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def test_flipped_bit_is_noticed(saved, capfd):
-  path, _ = saved
-  content = bytearray(path.read_bytes())
-  content[-len(content) // 2] ^= 1
-  path.write_bytes(content)
-  exported.load(path)
-  assert "x.safetensors is not as exported" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

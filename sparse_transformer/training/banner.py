@@ -7,40 +7,41 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_transformer import data, model as model_lib, patterns, version
+from sparse_transformer import data, model as model_lib, version
 from sparse_transformer.attention import registry
 from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.stopwatch import Limit
-
-Path = str | os.PathLike
 
 
 def introduce(
   experiment: Experiment, workdir: object, limit: Limit | None
 ) -> None:
   """Prints what to know about a run before it is compiled."""
-  config, source = experiment.config, experiment.source
-  network, batch = experiment.model, config.train.batch_size
-  layers = network.num_layers
-  number, unit = len(experiment.examples), "examples"
+  config = experiment.config
+  source = experiment.source
+  layers = experiment.model.num_layers
+  amount = f"{len(experiment.examples):,} examples"
   if isinstance(source, data.Stream):
-    number, unit = number + source.length - 1, "symbols"
-  clock, last = limit or ("steps", config.train.steps)
-  devices, axes = experiment.mesh.devices, experiment.mesh.shape.items()
-  split = [f"{size} along {axis}" for axis, size in axes if size > 1]
+    amount = f"{len(experiment.examples) + source.length - 1:,} symbols"
   print(
-    f"{model_lib.count_parameters(network):,} parameters,"
-    f" {layers} layer{'s' * (layers > 1)} of width {network.width},"
-    f" {config.attention.pattern};"
-    f" {config.data.name}: {number:,} {unit}, {source.length:,} in a sequence,"
-    f" {source.unit}"
+    f"{model_lib.count_parameters(experiment.model):,} parameters,"
+    f" {layers} layer{'s' * (layers > 1)} of width {config.model.width},"
+    f" {config.attention.pattern}; {config.data.name}: {amount},"
+    f" {source.length:,} in a sequence, {source.unit}"
   )
+
+  clock, last = limit or ("steps", config.train.steps)
+  batch = config.train.batch_size
+  devices = experiment.mesh.devices
+  hardware = f"{devices.size} x {devices.flat[0].device_kind}"
+  for axis, size in experiment.mesh.shape.items():
+    if size > 1:
+      hardware += f", {size} along {axis}"
   print(
     f"{last:,} {clock.replace('_', ' ')}, {batch} sequences or"
-    f" {batch * source.length:,} tokens in a step;"
-    f" {', '.join([f'{devices.size} x {devices.flat[0].device_kind}', *split])}"
-    f"; commit {version.commit() or 'unknown'}; {workdir}"
+    f" {batch * source.length:,} tokens in a step; {hardware};"
+    f" commit {version.commit() or 'unknown'}; {workdir}"
   )
   warn(experiment)
   requests = costs.attention_requests(config, experiment.model)
@@ -50,14 +51,15 @@ def introduce(
 
 def warn(experiment: Experiment) -> None:
   """Prints a line on standard error for settings that may be a mistake."""
-  found = _shared_summaries(experiment.config), _skipped_byte(experiment.model)
-  for line in filter(None, found):
-    print(f"warning: {line}", file=sys.stderr)
+  doubts = _shared_summaries(experiment.config), _skipped_byte(experiment.model)
+  for doubt in filter(None, doubts):
+    print(f"warning: {doubt}", file=sys.stderr)
 
 
 def _shared_summaries(config):
   """Whether all heads share a summary: section 4.3 of Child et al. 2019."""
-  attention, heads = config.attention, config.model.num_heads
+  attention = config.attention
+  heads = config.model.num_heads
   if attention.pattern == "fixed" and attention.mode == "heads":
     heads //= 2  # the others have the blocks
   distinct = min(heads, attention.stride // attention.width)
@@ -102,14 +104,11 @@ def origin(start: Mapping[str, Any]) -> str:
   return line
 
 
-def end(experiment: Experiment, workdir: Path, file: Path | None) -> str:
+def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
   """A line about a complete run: its best validation, and what to do next."""
-  lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
-  known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
-  ours = all(x.__module__.startswith("sparse_") for x in known.values())
   script = os.path.relpath(version.ROOT / "eval.py")
-  words = ["python", script, f"--workdir={workdir}"]
-  command = shlex.join(words + [f"--config={file}"] * bool(file and not ours))
+  command = shlex.join(["python", script, f"--workdir={workdir}"])
+  lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   if not lines:
     return f"to evaluate: {command}"
   best = min(lines, key=lambda x: x["bits_per_dim"])

@@ -6,7 +6,6 @@ import functools
 import math
 import os
 import pathlib
-import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -126,7 +125,6 @@ def train(
       with metrics.Writer(
         workdir,
         step=-1 if saved is None else saved,
-        silent=not processes.is_first(),
         on_metrics=on_metrics,
       ) as writer:
         if saved:
@@ -159,7 +157,7 @@ def train(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
       " command again to resume"
     )
-  processes.decide(lambda: print(banner.end(experiment, workdir, config_file)))
+  processes.decide(lambda: print(banner.end(experiment, workdir)))
   return state
 
 
@@ -253,10 +251,6 @@ def _changes(config, saver, step, allowed):
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
       " that would use it; set more train.steps, or use another --workdir"
     )
-  for path in (workdir / "evaluations").glob("*-step*.json"):
-    found = re.search("-step([0-9]+)-", path.name)
-    if found and int(found[1]) > step:
-      raise ValueError(f"{path} is of a step that would change; move it away")
   return changes
 
 

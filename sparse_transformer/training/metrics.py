@@ -17,6 +17,7 @@ from tensorboardX import SummaryWriter
 
 from sparse_transformer import atomic, signals
 from sparse_transformer.progress import say
+from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
@@ -39,13 +40,12 @@ OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 class Writer:
   """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-  A context manager. A resumed run recomputes the steps after its checkpoint, so
-  their lines are dropped when it starts.
+  Only the first process does. A context manager. A resumed run recomputes the
+  steps after its checkpoint, so their lines are dropped when it starts.
 
   Args:
     workdir: the folder of `metrics.jsonl`; an attribute.
     step: number of steps done so far; -1 if nothing is saved, not even step 0.
-    silent: whether to write nothing, because another process does.
     on_metrics: is called with (step, split, values) for each line of
       `metrics.jsonl`; an exception in it is reported on standard error.
   """
@@ -54,7 +54,6 @@ class Writer:
     self,
     workdir: str | os.PathLike,
     step: int,
-    silent: bool = False,
     on_metrics: OnMetrics | None = None,
   ):
     self.workdir = pathlib.Path(workdir)
@@ -63,7 +62,7 @@ class Writer:
     # The splits have the same tags in different folders, so that TensorBoard
     # draws them in the same charts.
     self._boards: dict[str, SummaryWriter] = {}
-    if silent:
+    if not processes.is_first():
       return
     _truncate(self.workdir / "metrics.jsonl", step)
     self._file = (self.workdir / "metrics.jsonl").open("a")

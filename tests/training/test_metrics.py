@@ -191,7 +191,9 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   assert "it/s" in terminal.getvalue()
 
 
-def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
+def test_function_gets_each_line_and_its_errors_end_nothing(
+  tmp_path, capsys, monkeypatch
+):
   got = []
 
   def on_metrics(step, split, values):
@@ -222,7 +224,8 @@ def test_function_gets_each_line_and_its_errors_end_nothing(tmp_path, capsys):
     "on_metrics at step 4 failed: GeneratorExit\n"
   )
 
-  with metrics.Writer(tmp_path, silent=True, **given) as writer:
+  monkeypatch.setattr(metrics.processes, "is_first", lambda: False)
+  with metrics.Writer(tmp_path, **given) as writer:
     writer.write(5, "train", nats=0.5, bits_per_dim=0.7)
   assert len(got) == 5
 

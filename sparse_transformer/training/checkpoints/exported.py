@@ -5,8 +5,6 @@ import math
 import os
 import pathlib
 import types
-import zlib
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,41 +21,54 @@ from sparse_transformer import (
   model as model_lib,
   schema,
 )
-from sparse_transformer.data import files
 
 SUFFIX = ".safetensors"
 # The parts of a block: their names in the network, and in a file.
-PARTS = {"attention_norm": "attention.norm"}
-PARTS |= {x: f"attention.{x}" for x in ("query", "key", "value", "out")}
-PARTS |= {f"mlp_{x}": f"mlp.{x}" for x in ("norm", "in", "out")}
-PARTS |= {x: f"mlp.{x}" for x in ("router", "experts_in", "experts_out")}
+PARTS = {
+  "attention_norm": "attention.norm",
+  "query": "attention.query",
+  "key": "attention.key",
+  "value": "attention.value",
+  "out": "attention.out",
+  "mlp_norm": "mlp.norm",
+  "mlp_in": "mlp.in",
+  "mlp_out": "mlp.out",
+  "router": "mlp.router",
+  "experts_in": "mlp.experts_in",
+  "experts_out": "mlp.experts_out",
+}
 
 
 def save(
-  path: str | os.PathLike, config: schema.Config, params: dict, **about: object
+  path: str | os.PathLike,
+  config: schema.Config,
+  params: dict,
+  **provenance: object,
 ) -> None:
   """Writes the parameters of an experiment's network to a file.
 
-  `about` is added to the metadata, such as the step. The config is stored
+  `provenance` is added to the metadata, such as the step. The config is stored
   without what only this machine has, see `config.portable`.
   """
   path = check_path(path)
   source = data.source(config.data, config.model.task == "classify")
   model = model_lib.configure(config, source)
   arrays = _by_layer(model, jax.tree.map(np.asarray, params))
-  vocabulary = dict(
-    size=source.vocab_size,
-    symbols=source.symbols,
-    separator=source.separator,
-    classes=source.classes,
+  metadata = {name: str(x) for name, x in provenance.items()}
+  metadata["unit"] = source.unit
+  metadata["vocabulary"] = json.dumps(
+    dict(
+      size=source.vocab_size,
+      symbols=source.symbols,
+      separator=source.separator,
+      classes=source.classes,
+    )
   )
-  metadata = {name: str(x) for name, x in about.items()} | dict(
-    unit=source.unit,
-    vocabulary=json.dumps(vocabulary),
-    geometry=json.dumps(dict(length=source.length, shape=source.shape)),
-    config=json.dumps(config_lib.portable(schema.typed(config)).to_dict()),
+  metadata["geometry"] = json.dumps(
+    dict(length=source.length, shape=source.shape)
   )
-  metadata["crc32"] = _crc32(arrays, metadata)
+  portable = config_lib.portable(schema.typed(config))
+  metadata["config"] = json.dumps(portable.to_dict())
   atomic.write_bytes(path, safetensors.numpy.save(arrays, metadata))
 
 
@@ -72,8 +83,8 @@ class Exported(NamedTuple):
 def load(path: str | os.PathLike) -> Exported:
   """Reads weights that `save` wrote, or another program has saved again.
 
-  If their CRC-32 differs, a line on standard error says so. Raises ValueError
-  if the file is damaged, or lacks the metadata or arrays that `save` writes.
+  Raises ValueError if the file is damaged, or lacks the metadata or arrays that
+  `save` writes.
   """
   path = pathlib.Path(path)
   machine.check_free(f"to read {path}", 2 * atomic.size(path))
@@ -93,40 +104,40 @@ def load(path: str | os.PathLike) -> Exported:
       f"{path} is not a file of sparse_transformer.export, or was saved again"
       " without its metadata; get the exported one"
     )
-  if metadata.pop("crc32", None) != _crc32(arrays, metadata):
-    files.tell(
-      f"warning: {path} is not as exported: its CRC-32 differs. Unless a"
-      " program has changed it, it is damaged"
-    )
   try:
-    config, vocabulary, geometry = (
-      json.loads(metadata[x]) for x in ("config", "vocabulary", "geometry")
-    )
-    config = config_lib.portable(config_lib.from_json(config, "the config"))
-    about = types.SimpleNamespace(**dict(classes=()) | vocabulary, **geometry)
-    about.vocab_size = about.size
-    about.orders = data.Orders(config.data.orders, tuple(about.shape))
-    if about.length not in (config.data.length, math.prod(about.shape)):
-      raise ValueError(f"length={about.length} is not that of the config")
-    model = model_lib.configure(config, about)  # the data need not be there
+    config, source = _described(metadata)
+    model = model_lib.configure(config, source)  # the data need not be there
     shapes = model_lib.param_shapes(model)
   except Exception as error:  # they may be anything
     raise ValueError(f"{path} cannot be read: {error}") from error
+
   # Each layer is a view of an array that is still empty.
   params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
   views = _by_layer(model, params)
-  expected, found = (
-    {(k, x.shape) for k, x in y.items()} for y in (views, arrays)
-  )
-  if differing := sorted({name for name, _ in found ^ expected}):
+  here = {(name, x.shape) for name, x in views.items()}
+  there = {(name, x.shape) for name, x in arrays.items()}
+  if differing := sorted({name for name, _ in here ^ there}):
     raise ValueError(
       f"{path} does not have the arrays of its config:"
       f" {', '.join(differing[:3])} differ; export the run again"
     )
   for name, view in views.items():
     view[...] = arrays[name]
-  params = jax.tree.map(jnp.asarray, params)
-  return Exported(config, params, about)
+  return Exported(config, jax.tree.map(jnp.asarray, params), source)
+
+
+def _described(metadata):
+  """The config, and what stands for the source, that metadata describe."""
+  settings = json.loads(metadata["config"])
+  config = config_lib.portable(config_lib.from_json(settings, "the config"))
+  vocabulary = dict(classes=()) | json.loads(metadata["vocabulary"])
+  geometry = json.loads(metadata["geometry"])
+  source = types.SimpleNamespace(**vocabulary, **geometry)
+  source.vocab_size = source.size
+  source.orders = data.Orders(config.data.orders, tuple(source.shape))
+  if source.length not in (config.data.length, math.prod(source.shape)):
+    raise ValueError(f"length={source.length} is not that of the config")
+  return config, source
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:
@@ -152,12 +163,3 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
     for place, layer in enumerate(model_lib.layers_of(model, first)):
       views[".".join(["layers", str(layer), *rest])] = x[place, ...]
   return views
-
-
-def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
-  """CRC-32 of a file's contents: the format does not notice flipped bits."""
-  crc = zlib.crc32(json.dumps(dict(metadata), sort_keys=True).encode())
-  for name in sorted(arrays):
-    crc = zlib.crc32(name.encode(), crc)
-    crc = zlib.crc32(np.ascontiguousarray(arrays[name]).data, crc)
-  return f"{crc:08x}"

@@ -343,12 +343,9 @@ class Saver:
     atomic.write_json(folder / FILES, listed, indent=1)
 
   def _prepare(self) -> None:
-    """Makes the folder, and finds out early whether it can be written to."""
     self._delete_temporary()  # which may fill the disk
     if processes.is_first():
-      probe = self.saved.folder / f"probe{TEMPORARY}"
-      probe.mkdir(parents=True)
-      probe.rmdir()
+      self.saved.folder.mkdir(parents=True, exist_ok=True)
 
   def _delete_temporary(self) -> None:
     if processes.is_first():

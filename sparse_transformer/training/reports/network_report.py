@@ -21,8 +21,14 @@ from sparse_transformer.patterns import analysis
 from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 
-DEVICES = {x: ("cuda", y) for x, y in dict(h100=9.0, a100=8.0).items()}
-DEVICES |= dict(rtx4090=("cuda", 8.9), v5e=("tpu", 0.0), cpu=("cpu", 0.0))
+# Platforms, and the compute capability of GPUs.
+DEVICES = {
+  "h100": ("cuda", 9.0),
+  "a100": ("cuda", 8.0),
+  "rtx4090": ("cuda", 8.9),
+  "v5e": ("tpu", 0.0),
+  "cpu": ("cpu", 0.0),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,11 +78,16 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
   mesh.check_batch(config, sizes)
   mesh.check_network(model, sizes)
   attention = list(_attention(config, model))
-  names = "length shape vocab_size num_layers num_heads width dtype".split()
   reach, may_see = find_reach(model)
   return Report(
-    network={name: getattr(model, name) for name in names}
-    | dict(
+    network=dict(
+      length=model.length,
+      shape=model.shape,
+      vocab_size=model.vocab_size,
+      num_layers=model.num_layers,
+      num_heads=model.num_heads,
+      width=model.width,
+      dtype=model.dtype,
       parameters=model_lib.count_parameters(model),
       active_parameters=model_lib.count_active_parameters(model),
     ),
@@ -134,16 +145,27 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
-  is_impossible = model.classifies or model.separator is not None
-  if is_impossible or any(row.cache is None for row in rows):
+  if model.classifies or model.separator is not None:
     return None
-  keys = sum(row.cache * len(row.layers) * row.num_key_heads for row in rows)
+  keys = 0
+  for row in rows:
+    if row.cache is None:
+      return None
+    keys += row.cache * len(row.layers) * row.num_key_heads
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 
 COLUMNS = (
-  *("pattern", "layers", "heads", "pairs", "keys: mean", "max"),
-  *("executor", "tile", "computed / needed", "cached keys"),
+  "pattern",
+  "layers",
+  "heads",
+  "pairs",
+  "keys: mean",
+  "max",
+  "executor",
+  "tile",
+  "computed / needed",
+  "cached keys",
 )
 NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
@@ -174,22 +196,27 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
-  n, all_pairs, all_computed, total_heads = report.network["length"], 0, 0, 0
-  of = report.network
+  network = report.network
+  n = network["length"]
   for row in report.attention:
-    layers = first_few(row.layers, of["num_layers"])
-    heads = first_few(row.heads, of["num_heads"])
     pairs, mean, waste = _amounts(row.pairs, row.computed, n)
     yield (
-      *(row.pattern, layers, heads, pairs, mean),
-      *(f"{row.keys_max:,}", row.executor),
-      *(", ".join(map(str, row.tile)), waste),
+      row.pattern,
+      first_few(row.layers, network["num_layers"]),
+      first_few(row.heads, network["num_heads"]),
+      pairs,
+      mean,
+      f"{row.keys_max:,}",
+      row.executor,
+      ", ".join(map(str, row.tile)),
+      waste,
       "-" if row.cache is None else f"{row.cache:,}",
     )
-    all_pairs += row.pairs * row.total_heads
-    all_computed += row.computed * row.total_heads
-    total_heads += row.total_heads
-  pairs, mean, waste = _amounts(all_pairs, all_computed, n * total_heads)
+  pairs, mean, waste = _amounts(
+    pairs=sum(row.pairs * row.total_heads for row in report.attention),
+    computed=sum(row.computed * row.total_heads for row in report.attention),
+    queries=n * sum(row.total_heads for row in report.attention),
+  )
   yield ("all", "", "", pairs, mean, "", "", "", waste, "")
 
 
@@ -199,7 +226,8 @@ def _amounts(pairs, computed, queries):
 
 
 def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
-  reach, n = report.reach, report.network["length"]
+  reach = report.reach
+  n = report.network["length"]
   checked = f"checked: every pair of {reach.positions:,} positions"
   if reach.inputs:
     checked += f", {reach.inputs} inputs to all {n:,}"

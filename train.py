@@ -34,27 +34,24 @@ MAX_PROFILED = 100  # steps; each may take megabytes
 def main(argv: Sequence[str]) -> None:
   cli.require("config", "workdir")
   args = flags.FLAGS
-  module = sys.modules.get("config_config")  # where ml_collections leaves it
-  given = args.coordinator, args.num_processes, args.process_id
-  is_alone = given == (None,) * 3 and args.distributed is None
-  if args.distributed and given != (None,) * 3:
+  named = args.coordinator, args.num_processes, args.process_id
+  are_named = named != (None, None, None)
+  if args.distributed and are_named:
     raise ValueError(
       "--distributed=auto finds --coordinator, --num_processes and --process_id"
       " out; give either it or them"
     )
-  if args.limit and not is_alone:
+  are_several = are_named or args.distributed is not None
+  if args.limit and are_several:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
-  settings = dict(
-    config_file=config_flags.get_config_filename(args["config"]),
-    limit=args.limit and stopwatch.parse_limit(args.limit, "limit"),
-    allow_changes=args.allow_changes,
-    on_metrics=getattr(module, "on_metrics", None),
-    profile=_profiled(args.profile, schema.typed(args.config).train.steps),
-  )
+  limit = args.limit and stopwatch.parse_limit(args.limit, "limit")
+  profile = _profiled(args.profile, schema.typed(args.config).train.steps)
+  # Where ml_collections leaves the config file.
+  module = sys.modules.get("config_config")
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train
 
-  if not is_alone:
+  if are_several:
     processes.join(
       args.coordinator,
       num_processes=args.num_processes,
@@ -62,7 +59,15 @@ def main(argv: Sequence[str]) -> None:
       initialization_timeout=args.connect_seconds,
       heartbeat_timeout_seconds=args.heartbeat_seconds,
     )
-  train(args.config, args.workdir, **settings)
+  train(
+    args.config,
+    args.workdir,
+    config_file=config_flags.get_config_filename(args["config"]),
+    limit=limit,
+    allow_changes=args.allow_changes,
+    on_metrics=getattr(module, "on_metrics", None),
+    profile=profile,
+  )
 
 
 def _profiled(text, steps):

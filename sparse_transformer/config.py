@@ -82,8 +82,8 @@ def from_json(settings: dict[str, Any], place: object) -> Config:
   Raises ValueError with `place` first if it has other fields or values.
   """
   try:
-    is_dict = lambda x: isinstance(x, dict)
-    if not is_dict(settings) or not all(map(is_dict, settings.values())):
+    groups = settings.values() if isinstance(settings, dict) else ()
+    if not groups or not all(isinstance(group, dict) for group in groups):
       raise ValueError("it lacks the groups of fields that a run writes")
     return Config().replace(**schema.flatten(ConfigDict(settings)))
   except (TypeError, ValueError, AttributeError) as error:

@@ -27,19 +27,30 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("give one file, NAME.npz or NAME.safetensors; see --help")
   if not args.workdir or pathlib.Path(args.workdir).exists():
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
-  if args.weights == "params" and path.suffix != ".npz":
-    raise ValueError(f"--weights=params is of a .npz; leave it out for {path}")
-  is_set, config = args["config"].present, schema.typed(args.config)
+  is_raw = args.weights == "params"
+  if is_raw and path.suffix != ".npz":
+    raise ValueError(
+      f"--weights=params applies only to .npz files; leave it out for {path}"
+    )
+  schema.typed(args.config)
   from sparse_transformer.training import workdir as workdir_lib
   from sparse_transformer.training.checkpoints import exported, released
   from sparse_transformer.training.experiment import Experiment
 
   workdir_lib.check_folder(args.workdir, workdir_lib.COMPARISON, "a comparison")
-  text = f"{path}:params" if args.weights == "params" else str(path)
+  text = f"{path}:params" if is_raw else str(path)
   file = None if path.suffix == ".npz" else exported.load(path)
-  if not is_set:
-    own = file.config if file else _preset(path, *released.load(text))
-    config = own.replace(**cli.overrides())
+  config_file = None
+  if args["config"].present:
+    config = schema.typed(args.config)
+    config_file = config_flags.get_config_filename(args["config"])
+  elif file:
+    config = file.config.replace(**cli.overrides())
+  else:
+    weights, provenance = released.load(text)
+    config = _preset(path, weights, provenance["starts"])
+    config = config.replace(**cli.overrides())
+
   changes = {"train.init_from": text, "train.steps": 0}
   if not file and config.data.name == "cifar10":
     # They were trained on most of its validation images.
@@ -49,9 +60,6 @@ def main(argv: Sequence[str]) -> None:
     _ = experiment.source
   except FileNotFoundError:  # of images, whose size a file of export has too
     experiment = Experiment(experiment.config, shared=file and file.source)
-  config_file = None
-  if is_set:
-    config_file = config_flags.get_config_filename(args["config"])
   _write(experiment, pathlib.Path(args.workdir), config_file)
 
 
@@ -76,7 +84,8 @@ def _write(experiment, workdir, config_file):
   print(banner.end(experiment, workdir))
 
 
-def _preset(path, weights, about):
+def _preset(path, weights, starts):
+  """The config in configs/ with as many layers, and the orders of a file."""
   from sparse_transformer.training.checkpoints.released import ORDERS
 
   layers = len(weights.get("blocks.key.bias", ()))
@@ -85,9 +94,10 @@ def _preset(path, weights, about):
       f"{path} has {layers} layers, and released networks have"
       f" {', '.join(map(str, PRESETS))}; say which config it has by --config"
     )
-  preset = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
-  found = tuple(x for name, x in ORDERS.items() if name in about["starts"])
-  return schema.typed(preset["get_config"]()).replace(**{"data.orders": found})
+  module = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
+  orders = [order for name, order in ORDERS.items() if name in starts]
+  config = schema.typed(module["get_config"]())
+  return config.replace(**{"data.orders": orders})
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class _Run:
   saver: store.Saver
   writer: metrics.Writer
   lines: list[dict[str, Any]]  # of metrics.jsonl, before the first step
-  is_changed: bool  # since the last checkpoint
+  changes: config_lib.Changes  # since the last checkpoint
 
 
 def train(
@@ -149,7 +149,7 @@ def train(
           saver=saver,
           writer=writer,
           lines=processes.decide(lambda: metrics.read(workdir)),
-          is_changed=_is_changed(changes),
+          changes=changes,
         )
         state = _steps(run, program, state)
   if stops.reason:
@@ -243,10 +243,8 @@ def _changes(config, saver, step, allowed):
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
-  if not _is_changed(written | changes):
-    return changes
-  if config.train.steps == step:
-    names = filter(_is_of_run, written | changes)
+  names = _of_another_run(written | changes)
+  if names and config.train.steps == step:
     raise ValueError(
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
       " that would use it; set more train.steps, or use another --workdir"
@@ -254,13 +252,9 @@ def _changes(config, saver, step, allowed):
   return changes
 
 
-def _is_of_run(name):
-  """Whether another value of a field makes another run."""
-  return schema.affects(name) not in config_lib.TO_RESUME
-
-
-def _is_changed(changes):
-  return any(map(_is_of_run, changes))
+def _of_another_run(changes):
+  """The fields whose new values are those of another run."""
+  return [x for x in changes if schema.affects(x) not in config_lib.TO_RESUME]
 
 
 def _compile(experiment, step):
@@ -356,7 +350,7 @@ def _is_due(step, every, is_last):
 
 def _lacks_validation(run, step, is_last):
   """Whether a signal interrupted the validation of a saved step."""
-  if run.is_changed:  # and would score it differently
+  if _of_another_run(run.changes):  # which would score it differently
     return False
   steps = [x["step"] for x in run.lines if x["split"] == "validation"]
   is_due = _is_due(step, run.experiment.config.eval.every, is_last)

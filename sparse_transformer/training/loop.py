@@ -99,16 +99,21 @@ def train(
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir = pathlib.Path(workdir)
   allowed = config_lib.TO_CHANGE if allow_changes else config_lib.TO_RESUME
+
+  # From here on a signal is caught, so that a run stops where it can resume.
   with processes.Stops() as stops:
+    # Before devices are used: the check of kernels may fork a process.
     experiment = processes.together(
       lambda: kernel_check.avoid_wrong(Experiment(config))
     )
     processes.together(lambda: check(experiment))
+
     with (
       workdir_lib.hold(workdir),
       _saver(experiment, workdir) as saver,
     ):
-      # What can be refused is refused before anything is compiled.
+      # What can be refused is refused before anything is compiled, which may
+      # take minutes.
       saved = processes.decide(saver.last_intact)
       if saved is not None:
         saver.saved.check_step(saved)
@@ -129,6 +134,7 @@ def train(
       ) as writer:
         if saved:
           processes.say(f"resumes from step {saved}")
+        # Until the config is written, an error leaves no run behind.
         processes.decide(
           lambda: write_run(
             experiment,
@@ -152,6 +158,8 @@ def train(
           changes=changes,
         )
         state = _steps(run, program, state)
+
+  # The lock is released, and the last checkpoint complete.
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
@@ -169,8 +177,12 @@ def check(experiment: Experiment) -> None:
   mesh.check_batch(config, sizes, "eval")
   if config.eval.samples:
     samples.decoder(experiment)
+
+  # The step's own memory is known only when it is compiled.
   state = costs.bytes_on_device(experiment.like, sizes)
   machine.check_free("the training state", state)
+
+  # Tracing finds what attention refuses; nothing is computed.
   batch = experiment.batch_like(experiment.examples[0].dtype)
   with jax.set_mesh(experiment.mesh):
     jax.eval_shape(experiment.losses, experiment.like.params, batch)
@@ -194,11 +206,14 @@ def write_run(
   if config_file:
     source = pathlib.Path(config_file).read_bytes()
     atomic.write_bytes(workdir / "config.py", source)
+
+  # A run can do without its picture, which needs fonts and a disk.
   model = experiment.model
   with metrics.attempt("the picture of the patterns"):
     path = workdir / "patterns.png"
     save_patterns(path, model.patterns, model.shape, model.length)
-  # Last: then it is a run.
+
+  # Last: a folder with a config is a run.
   config_lib.write_config(workdir, experiment.config, step, changes)
 
 
@@ -208,12 +223,17 @@ def _saver(experiment, workdir):
   provenance = processes.together(
     lambda: store.provenance(config, experiment.source)
   )
+
+  # Processes that differ in any of these would train different networks, or
+  # wait for each other for ever.
   identity = schema.flatten(config) | provenance["versions"]
-  identity.pop("data.path")  # each host may have its own copy
+  # Each host may have its own copy.
+  identity.pop("data.path")
   for name, value in provenance["data"].items():
     identity[f"data ({name})"] = value
   for name in registry.avoided():
     identity[f"whether kernels ({name}) passed"] = False
+
   processes.check_same(identity)
   return store.Saver(
     workdir, keep=config.checkpoint.keep, provenance=provenance
@@ -224,6 +244,8 @@ def _changes(config, saver, step, allowed):
   """The fields that change at the checkpoint of a step, if there is one."""
   saved = saver.saved
   workdir = saved.workdir
+
+  # These are read later; if they are damaged, that is said now.
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
@@ -231,8 +253,10 @@ def _changes(config, saver, step, allowed):
   if (workdir / "config.json").exists():
     before = config_lib.read_config(workdir)
     written = config_lib.compare(before, config, allowed, workdir)
+
+  # config.json may be edited since, or of a checkpoint that is lost.
   changes = {}
-  if step is not None:  # config.json may be edited, or of a lost checkpoint
+  if step is not None:
     place = f"checkpoint {saved.path(step)}"
     changes = config_lib.compare(saved.config(step), config, allowed, place)
     saved.check_data(step, saver.provenance["data"])
@@ -243,6 +267,8 @@ def _changes(config, saver, step, allowed):
       f"train.steps={config.train.steps} must be at least {step}, the step"
       f" that the run in {workdir} resumes from"
     )
+
+  # Without a further step, the config would describe another run's weights.
   names = _of_another_run(written | changes)
   if names and config.train.steps == step:
     raise ValueError(
@@ -261,12 +287,16 @@ def _compile(experiment, step):
   """The compiled step; None after the last one."""
   if step >= experiment.config.train.steps:
     return None
+
   processes.say("compiling")
   began = time.perf_counter()
   dtype = experiment.examples[0].dtype
   program = processes.together(lambda: experiment.compile_step(dtype))
+
+  # Where XLA says what a program needs, a run that cannot fit ends here, in
+  # place of an allocation that fails, or a host that swaps.
   if memory := program.memory_analysis():
-    # Besides its arguments, in whose place the next state is written.
+    # The state is there already, and the next one is written in its place.
     needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
     needed -= memory.alias_size_in_bytes
     processes.together(lambda: machine.check_free("a training step", needed))
@@ -279,7 +309,8 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
   experiment = run.experiment
   config = experiment.config
   step = first = int(state.step)
-  bits = None  # per dim, of the validation of a state, once it is known
+  # Of the validation of the current state, once it is known; kept with it.
+  bits = None
   watch = Stopwatch(run.lines, run.limit)
   monitor = metrics.Monitor(experiment.numbers, run.writer.write)
   # A signal ends it. Kernels need the mesh in context.
@@ -303,10 +334,13 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
     while not is_last:
       run.stops.check()
       profile.before(step + 1, state)
+
+      # JAX returns before the step is done: the host prepares the next one.
       batch = experiment.batch(step)
       due = optimizer.schedule(config, step, watch.share())
       state, measured = program(state, batch, due)
-      step += 1  # its number in metrics and checkpoints
+      # The number of a step in metrics and checkpoints counts from 1.
+      step += 1
       bits = None
       advance(1)
       watch.count(len(batch) * experiment.model.length)
@@ -319,6 +353,8 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
       if step - first in EARLY and not logs:
         if values := _finite(measured):
           processes.say(metrics.as_line(step, "train", values))
+
+      # Only these wait for the step.
       if logs or validates or saves:
         monitor.flush()
         with watch.paused():
@@ -329,10 +365,12 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
           if saves:
             run.saver.save(state, bits)
 
+  # At the end, and after a signal: the state is saved unless it was.
   monitor.flush()
   with watch.paused():
-    run.saver.save(state, bits)  # unless it is saved
+    run.saver.save(state, bits)
     run.saver.finish()
+
   # This process may have resumed after the last step, and trained nothing.
   peaks = [line.get("peak_bytes", 0) for line in run.lines]
   run.writer.write(
@@ -359,8 +397,9 @@ def _lacks_validation(run, step, is_last):
 
 def _log(run, step, measured, watch):
   values = _finite(measured)
+  # Too large a loss scale is no error: the next one is smaller.
   if values is None:
-    return  # the loss scale is too large
+    return
   values |= costs.speed(watch.rate(), run.experiment.model)
   run.writer.write(step, "train", **values, **watch.times())
 
@@ -370,6 +409,7 @@ def _finite(measured):
   values = {name: np.float64(x) for name, x in measured.items()}
   if not all(np.isfinite(x).all() for x in values.values()):
     return None
+
   values["bits_per_dim"] = values["nats"] / math.log(2)
   # More digits of many numbers would fill the line.
   short = lambda x: np.char.mod("%.4g", x).astype(float).tolist()
@@ -381,6 +421,8 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   experiment = run.experiment
   settings = experiment.config.eval
   step = int(state.step)
+
+  # The same sequences each time, so that validations can be compared.
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
   tally = scoring.score(
@@ -390,6 +432,7 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
     sharding=experiment.batch_sharding,
     check_stop=run.stops.check,
   )
+
   bits = tally.bits_per_dim
   assert bits is not None  # there is a window
   if not math.isfinite(bits):
@@ -398,13 +441,14 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
       f"validation bits_per_dim is {bits} at step {step}; the last checkpoint"
       " is from an earlier step"
     )
+
   values = dict(bits_per_dim=bits)
   if tally.accuracy is not None:
     values["accuracy"] = tally.accuracy
   run.writer.write(step, "validation", **values, **watch.times())
 
+  # A run goes on without samples; the next step sees a signal.
   if settings.samples:
-    # The next step sees a signal.
     with contextlib.suppress(signals.Stopped), metrics.attempt("sampling"):
       shown = samples.draw_in_training(
         experiment, state, run.writer.workdir, run.stops.check

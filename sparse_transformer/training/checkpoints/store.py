@@ -107,6 +107,7 @@ class Saved:
       return steps[-1]
     if step == "best" and (bits := self.validations()):
       return min(bits, key=bits.__getitem__)
+    # As texts: a step that is no number has no checkpoint.
     if str(step) in map(str, steps):
       return int(step)  # type: ignore[arg-type]  # not None
 
@@ -122,6 +123,7 @@ class Saved:
     """The finite validation losses by step, in bits per dim."""
     bits = {}
     for step in self.steps():
+      # It may be missing: not each checkpoint is validated.
       loss = self.describe(step).get("validation")
       if isinstance(loss, float | int) and math.isfinite(loss):
         bits[step] = loss
@@ -134,6 +136,8 @@ class Saved:
     with contextlib.suppress(OSError, ValueError, TypeError):
       if not _differing(path, {ABOUT}):
         description |= atomic.read_json(path / ABOUT, dict)
+
+    # Not listed: it may come after the checkpoint is complete.
     with contextlib.suppress(OSError, ValueError):
       description |= atomic.read_json(path / VALIDATION, dict)
     return description
@@ -231,8 +235,10 @@ class Saver:
     self.saved = Saved(workdir)
     self._keep = keep
     self.provenance = provenance or {}
-    self._manager: ocp.CheckpointManager | None = None  # from the first save on
-    self._saving: int | None = None  # a step
+    # Orbax's, from the first save on: a run that is refused leaves no trace.
+    self._manager: ocp.CheckpointManager | None = None
+    # The step that is written in the background.
+    self._saving: int | None = None
     self._attempt(self._prepare)
 
   def __enter__(self) -> Self:
@@ -241,8 +247,9 @@ class Saver:
   def __exit__(self, kind: type | None, *_: object) -> None:
     if kind is None:
       self.finish()
+    # The first error is the one that is raised.
     if self._manager:
-      with contextlib.suppress(Exception):  # the first error is the one raised
+      with contextlib.suppress(Exception):
         self._manager.close()
 
   def last_intact(self) -> int | None:
@@ -254,6 +261,8 @@ class Saver:
       path = self.saved.path(step)
       if not (damage := _damage(path)):
         return step
+
+      # It is kept for whoever wants to look; another may have its name.
       number = 0
       while (aside := path.with_name(f"damaged-{step}-{number}")).exists():
         number += 1
@@ -274,6 +283,7 @@ class Saver:
 
     Raises OSError if this save or the previous one failed.
     """
+    # One save at a time, whose error is raised here at the latest.
     self.finish()
     step = int(state.step)
     if not processes.decide(lambda: step in self.saved.steps()):
@@ -300,17 +310,21 @@ class Saver:
   ) -> list[bool]:
     """Tells Orbax which checkpoints to keep, once the last is complete."""
     new = checkpoints[-1]
+    # The new one is not read: its folder has no name yet.
     bits = self.saved.validations()
     if new.metrics is not None:
       bits[new.step] = new.metrics
-    steps = sorted({*self.saved.steps(), new.step})  # complete checkpoints
+
+    # What is no complete checkpoint is somebody else's, and stays.
+    steps = sorted({*self.saved.steps(), new.step})
     best = min(bits, key=bits.__getitem__, default=None)
     kept = {*steps[-self._keep :], best}
     return [x.step in kept or x.step not in steps for x in checkpoints]
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:
+    # Orbax would delete what is there.
     path = self.saved.path(step)
-    if path.exists():  # Orbax would delete it
+    if path.exists():
       raise FileExistsError(f"{path} is not a checkpoint; move it")
     self._saving = step
     if self._manager is None:
@@ -332,6 +346,7 @@ class Saver:
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
+    # A rename may reach the disk before the files that it names.
     folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
     listed = {}
     for path in sorted(folder.glob("*/**/*")):
@@ -343,7 +358,8 @@ class Saver:
     atomic.write_json(folder / FILES, listed, indent=1)
 
   def _prepare(self) -> None:
-    self._delete_temporary()  # which may fill the disk
+    # What a killed run was writing may fill the disk.
+    self._delete_temporary()
     if processes.is_first():
       self.saved.folder.mkdir(parents=True, exist_ok=True)
 
@@ -358,7 +374,8 @@ class Saver:
     def attempt():
       try:
         function()
-      except Exception as error:  # Orbax forwards what TensorStore raises
+      # Of any kind: Orbax forwards what TensorStore raises.
+      except Exception as error:
         raise OSError(
           f"a checkpoint could not be written to {self.saved.folder}:"
           f" {_first_line(error)}; saved steps: {self.saved.steps()}"
@@ -389,8 +406,9 @@ def _damage(path: pathlib.Path) -> str | None:
   try:
     wrong = _differing(path)
   except (OSError, ValueError, TypeError) as error:
+    # Such as a lack of permission, or of open files: it may be intact.
     if isinstance(error, OSError) and error.errno not in LOSSES:
-      raise  # such as a lack of permission, or of open files
+      raise
     return f"{FILES}: {_first_line(error)}"
   return f"damaged or missing files {', '.join(wrong[:3])}" if wrong else None
 
@@ -408,21 +426,23 @@ def _differing(
 
 
 def _check_step(path: pathlib.Path) -> None:
+  # A user may have renamed its folder.
   step = int(_read(path, {"step": np.zeros((), np.int32)})["step"])
   if step != int(path.name):
     raise ValueError(f"checkpoint {path} is of step {step}; rename it")
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
-  found, tree = dict(_shapes(path)), _as_tree(like)
-  if not found.keys() & tree.keys() & {"loss_scale"}:
-    for x in (found, tree):  # evaluation may use another dtype than training
-      x.pop("loss_scale", None)
-  saved, expected = (
-    {(name, tuple(leaf.shape)) for name, leaf in by_name(x).items()}
-    for x in (found, tree)
-  )
-  if differing := sorted({name for name, _ in saved ^ expected}):
+  saved = dict(_shapes(path))
+  tree = _as_tree(like)
+  # Only float16 has a scale, and evaluation may use another dtype.
+  if "loss_scale" not in saved or "loss_scale" not in tree:
+    saved.pop("loss_scale", None)
+    tree.pop("loss_scale", None)
+
+  there = {(name, tuple(x.shape)) for name, x in by_name(saved).items()}
+  here = {(name, tuple(x.shape)) for name, x in by_name(tree).items()}
+  if differing := sorted({name for name, _ in there ^ here}):
     raise ValueError(
       f"checkpoint {path} is from another network: the shapes of"
       f" {', '.join(differing[:3])} differ; use the model and patterns of"
@@ -453,8 +473,10 @@ def _reader(path: pathlib.Path) -> Iterator[ocp.Checkpointer]:
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
       yield orbax
-  except Exception as error:  # Orbax forwards what TensorStore raises
-    _check_files(path)  # which may have gone since they were verified
+  # Of any kind: Orbax forwards what TensorStore raises.
+  except Exception as error:
+    # Files may have gone since they were verified.
+    _check_files(path)
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
       f" {_first_line(error)}"

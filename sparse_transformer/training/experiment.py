@@ -104,6 +104,7 @@ class Experiment:
   @functools.cached_property
   def losses(self) -> Callable[..., Any]:
     """`make_losses`; raises Unsupported if attention cannot run here."""
+    # Before anything is traced, whose error would not name the setting.
     for request in costs.attention_requests(self.config, self.model):
       registry.resolve(self.model.backend, request)
     return step_lib.make_losses(self.apply)
@@ -140,6 +141,7 @@ class Experiment:
   @functools.cached_property
   def update(self) -> Any:
     """Jitted `step`, which reuses the memory of the state that it is given."""
+    # Metrics are numbers that each device has.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(
       self.step,
@@ -192,6 +194,7 @@ class Run:
   @property
   def has_other_data(self) -> bool:
     """Whether overrides name other data than the run's."""
+    # The other fields of data would make another network, and are compared.
     own = self.config.data
     used = self.experiment.config.data
     return (own.name, own.path) != (used.name, used.path)
@@ -213,10 +216,13 @@ class Run:
       ValueError: it is damaged, from another network, or on other data.
     """
     source = self.experiment.source
+
+    # Fields first: an error about arrays would not say which setting differs.
     if with_data and self.has_other_data:
       self.changes(config_lib.TO_READ_OTHER_DATA)
     else:
-      self.changes(config_lib.TO_READ)  # names fields, not arrays
+      self.changes(config_lib.TO_READ)
+
     if with_data and not self.has_other_data:
       self.saved.check_data(self.step, source.digest())
     self.saved.check_symbols(self.step, source)
@@ -240,6 +246,8 @@ def open_run(
   saved = Saved(workdir)
   step = saved.find(step)
   saved.verify(step)
+
+  # With --allow_changes, config.json is written before the next checkpoint is.
   made = saved.config(step)
   changes = config_lib.compare(
     before=made,
@@ -248,6 +256,7 @@ def open_run(
     place=f"checkpoint {saved.path(step)}",
   )
 
+  # Paths and devices are those of now; what was computed is of the checkpoint.
   free = {}
   edited = []
   for name, (_, value) in changes.items():
@@ -255,12 +264,15 @@ def open_run(
       free[name] = value
     else:
       edited.append(f"--config.{name}={value}")
+
+  # An earlier step is expected to have another config.
   if edited and step == saved.find():
     files.tell(
       f"warning: step {step:,} of {workdir} was trained with another config"
       f" than config.json now has, and is used with its own, not with"
       f" {' '.join(edited)}"
     )
+
   config = made.replace(**free)
   experiment = Experiment(config.replace(**overrides or {}))
   return Run(saved=saved, step=step, config=config, experiment=experiment)

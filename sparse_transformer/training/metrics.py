@@ -64,6 +64,7 @@ class Writer:
     self._boards: dict[str, SummaryWriter] = {}
     if not processes.is_first():
       return
+
     _truncate(self.workdir / "metrics.jsonl", step)
     self._file = (self.workdir / "metrics.jsonl").open("a")
     for split in NEEDED:
@@ -96,10 +97,13 @@ class Writer:
     """
     if not self._file:
       return
+
+    # Each line is on disk before the next step: a kill loses none.
     try:
       line = json.dumps({"step": step, "split": split, **values})
       print(line, file=self._file, flush=True)
-    except OSError as error:  # it does not name the file
+    # The error of a full disk names no file.
+    except OSError as error:
       error.filename = error.filename or self._file.name
       raise
     if self._on_metrics:
@@ -108,6 +112,8 @@ class Writer:
 
     if split not in self._boards:
       return
+
+    # Arrays, such as spans of heads, have a curve for each number.
     for name, numbers in values.items():
       for i, x in np.ndenumerate(numbers):
         tag = "/".join([name, *map(str, i)])
@@ -155,7 +161,8 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """The lines of `metrics.jsonl`, without one that a kill has cut off."""
   path = pathlib.Path(workdir) / "metrics.jsonl"
   lines = []
-  atomic.size(path)  # which a pipe does not have
+  # A pipe, which would be read for ever, has no size.
+  atomic.size(path)
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
@@ -200,6 +207,8 @@ class Monitor:
     """Judges the last step; raises FloatingPointError if the run must end."""
     if self._pending is None:
       return
+
+    # This waits for the step.
     step, measured = self._pending
     self._pending = None
     values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
@@ -207,7 +216,9 @@ class Monitor:
     is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
     if is_scaled and math.isfinite(values["nats"]):
       return
-    for name in ("nats", *values):  # the loss first
+
+    # The loss first: it is non-finite before gradients and weights are.
+    for name in ("nats", *values):
       if not math.isfinite(values[name]):
         return self._nonfinite(step, name, values[name])
 

@@ -50,6 +50,7 @@ class Request:
       )
     labels = source.orders.labels(self.order)
 
+    # Windows are read when they are scored: a split may not fit in memory.
     def window(i: int) -> tuple[np.ndarray, np.ndarray]:
       symbols, scored = windows[i]
       return source.orders.arrange(symbols, labels), scored
@@ -105,6 +106,7 @@ class Score:
 
   def json(self) -> dict[str, Any]:
     """What `eval.py` prints: all that is known."""
+    # Null says that they could not be computed.
     always = {"bits_per_dim", "standard_error"}
     if self.accuracy is not None:
       always.add("accuracy_error")
@@ -133,6 +135,8 @@ class Score:
 def _with_error(value, error):
   if not error or not math.isfinite(error):
     return f"{value:.4f}"
+
+  # Two digits of the error say how many of the value mean something.
   digits = max(0, 1 - math.floor(math.log10(error)))
   return f"{value:.{digits}f} ± {error:.{digits}f}"
 
@@ -163,9 +167,11 @@ def evaluate_run(
   numbers = saved.steps() if steps == ["all"] else []
   numbers = numbers or [saved.find(x) for x in steps] or [saved.find()]
   runs = [open_run(workdir, overrides, x) for x in dict.fromkeys(numbers)]
-  # Those with the same config are compiled once.
+
+  # Steps may have different configs; those with the same are compiled once.
   experiments = {run.experiment.config: run.experiment for run in runs}
-  for experiment in experiments.values():  # finds errors before the work starts
+  # Errors of any request are found before the work starts.
+  for experiment in experiments.values():
     kernel_check.avoid_wrong(experiment)
     for request in requests:
       request.windows(experiment.source)
@@ -180,6 +186,7 @@ def evaluate_run(
         context = request.min_context
         command = version.command(step=run.step, min_context=context)
         score = evaluate(run, state, request, command, signals.check)
+        # Whoever asked gets the score, and then the error.
         unsaved = unsaved or score.unsaved
         yield score
         signals.check()
@@ -243,13 +250,16 @@ def evaluate(
     amount=_amount(source, tally, request.min_context),
   )
 
-  labels = source.orders.labels(request.order)  # by pixel, whatever the order
+  # By pixel, whatever the order in which they were predicted.
+  labels = source.orders.labels(request.order)
   tally.bits_L = source.orders.restore(tally.bits_L[None], labels)[0]
   details = _details(source, request.split, tally)
   score = dataclasses.replace(score, **details)
+
+  # It may be the run of somebody else, whose folder is not writable.
   try:
     _save(run, score, tally.means())
-  except OSError as error:  # in the run of somebody else
+  except OSError as error:
     return dataclasses.replace(score, unsaved=str(error))
   return score
 
@@ -285,24 +295,28 @@ def _details(source, split, tally):
 
 def _overrides(run, request):
   """The settings by which a score is not the step's own."""
+  # Not all of the split, or in another order.
   overrides: dict[str, Any] = {}
   if request.examples is not None:
     overrides["examples"] = request.examples
   if request.order:
     overrides["order"] = ",".join(request.order)
 
+  # Another network, as far as it can be read at all.
   changes = run.changes(config_lib.TO_READ_OTHER_DATA)
   for name, (_, value) in changes.items():
     if schema.affects(name) not in config_lib.UNSCORED:
       overrides[name] = value
+  # Scores are in float32 by default, whatever the run was trained in.
   overrides.pop("model.dtype", None)
   dtype = run.experiment.config.model.dtype
-  if dtype != "float32":  # which scores are in by default
+  if dtype != "float32":
     overrides["model.dtype"] = dtype
 
+  # Data that were only moved have the digest of the run's.
   if run.has_other_data:
     digest = run.experiment.source.digest()
-    if digest != run.saved.describe(run.step)["data"]:  # it was not moved
+    if digest != run.saved.describe(run.step)["data"]:
       overrides["data.path"] = run.experiment.config.data.path
       overrides["data"] = digest
   return overrides
@@ -315,7 +329,8 @@ def _save(run, score, bits_L):
   name = (
     f"{score.split}-step{score.step}-context{score.min_context}-{score.weights}"
   )
-  overrides = dict(score.overrides)  # the run's own score stays
+  # The name of a file tells scores apart: the run's own one stays.
+  overrides = dict(score.overrides)
   if number := overrides.pop("examples", None):
     name += f"-examples{number}"
   if overrides:
@@ -328,8 +343,9 @@ def _save(run, score, bits_L):
   )
   atomic.write_json(path, result | kept)
 
+  # Labels have no positions.
   if experiment.model.classifies:
-    return  # labels have no positions
+    return
   if isinstance(experiment.source, data.Images):
     figure = curves.bits_by_pixel(bits_L, experiment.source.shape, result)
   else:

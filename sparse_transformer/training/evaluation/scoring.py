@@ -53,12 +53,15 @@ class Tally:
     """Adds windows in order: losses, which of them count, predicted labels."""
     if hits_B is not None:
       self._hits = (self._hits or 0) + int(hits_B.sum())
+
+    # Sums of millions of losses need float64.
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
     self.counts_L += scored_BL.sum(0)
     self.windows += len(bits_BL)
 
+    # Blocks go on from window to window, as the positions of a stream do.
     bits = np.concatenate([self._open, bits_BL[scored_BL]])
     end = len(bits) - len(bits) % self._block
     means = bits[:end].reshape(-1, self._block).mean(1)
@@ -131,6 +134,7 @@ def score(
   with progress("scoring", len(windows), silent=silent) as advance:
     for start in range(0, len(windows), batch_size):
       check_stop()
+      # All batches have one size, so that a single program scores them.
       num = min(batch_size, len(windows) - start)
       tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
       with jax.set_mesh(cast(Mesh, sharding.mesh)):
@@ -144,6 +148,7 @@ def score(
 def _place(windows, start, batch_size, sharding):
   """(tokens, which are scored) of a batch of windows; none after the last."""
 
+  # Both parts of a window are read at once, and each window once.
   @functools.cache
   def read(i):
     if start + i < len(windows):

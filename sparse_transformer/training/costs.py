@@ -105,7 +105,8 @@ def _weight_flops(model: model_lib.Config) -> int:
   products = model.num_layers * attention
   products += mixtures * mixture
   products += (model.num_layers - mixtures) * mlp
-  if not model.classifies:  # whose output layer runs once for a sequence
+  # The output layer of a classifier runs once for a sequence.
+  if not model.classifies:
     products += width * model.vocab_size
   return 2 * products
 
@@ -124,6 +125,7 @@ def speed(
   fields = dict(
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
+  # Unknown devices have no utilization, rather than a wrong one.
   devices = jax.devices()
   if peak := PEAKS.get(devices[0].device_kind):
     fields["mfu"] = flops / (peak * len(devices))
@@ -149,6 +151,7 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
   """Bytes that a training state, or a part of one, takes on each device."""
   total = 0
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    # An array is split over some axes of the mesh, and copied along the others.
     devices = math.prod(sizes[axis] for axis in spec(path, x) if axis)
     total += math.prod(x.shape) * x.dtype.itemsize // devices
   return total

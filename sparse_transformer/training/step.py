@@ -36,6 +36,7 @@ class LossScale(NamedTuple):
 
     A non-finite loss changes nothing: it does not depend on the scale.
     """
+    # Halved by a gradient that overflows, doubled after many that do not.
     is_finite = jnp.isfinite(gradient_norm)
     grows = self.finite + 1 >= GROWTH_INTERVAL
     doubled = jnp.minimum(2 * self.scale, LARGEST)
@@ -93,7 +94,9 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   if logits_BLV.ndim == 2:
     logits_BLV = logits_BLV[:, None]
     tokens_BL = labels(tokens_BL)[:, None]
-  tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]  # without labels of orders
+
+  # Rows of images may end in the labels of their orders, which are given.
+  tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
   )
@@ -165,6 +168,8 @@ def train_step(
     `loss_scale` and `skipped_steps` so far; what blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
+
+  # Rates are arguments of the program: other ones compile nothing.
   due = schedule or optimizer_lib.schedule(config)
   updates_so_far = optimizer_lib.num_updates(state.opt_state)
   due = due._replace(
@@ -231,6 +236,7 @@ def _accumulate(state, tokens_BL, predict, config):
   def loss(params, tokens_BL, rng, weight):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = mean_loss(logits_BLV, tokens_BL) * weight
+
     # What blocks add to the loss, one number for each of them.
     extra = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
     weighted = (model_lib.LOSS_WEIGHTS[name] * x for name, x in extra.items())
@@ -245,10 +251,11 @@ def _accumulate(state, tokens_BL, predict, config):
     new = gradient(state.params, *inputs)
     return jax.tree.map(jnp.add, total, new), None
 
+  # A single micro-batch needs no second copy of the gradients, for their sum.
   rngs_A = jax.random.split(rng, micro)
   inputs = tokens_ABL, rngs_A, weights_A
   first = [x[0] for x in inputs]
-  if micro == 1:  # without a second copy of the gradients
+  if micro == 1:
     grads, means = gradient(state.params, *first)
   else:
     shapes = jax.eval_shape(gradient, state.params, *first)

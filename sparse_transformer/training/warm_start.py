@@ -36,6 +36,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   if not settings.init_from:
     return experiment.first_state(), None
   source = _read(settings.init_from, experiment)
+
+  # Arrays of equal shapes may mean something else.
   changed, attention = _changed(source.config, experiment)
   for name, there in source.meanings.items():
     here = getattr(experiment.source, name)
@@ -45,10 +47,12 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   state = experiment.first_state()
   params, misfits = _fit(state.params, source.weights, changed, settings)
   start = source.provenance | misfits | dict(attention=attention)
+  # The score that a file has is of its own images, and of its own network.
   has_its_images = experiment.config.data.name == released.SOURCE
   if not has_its_images or any(misfits.values()):
-    start.pop("bits", None)  # of other images, or of another network
-  average = jax.tree.map(jnp.copy, params)  # the state is donated
+    start.pop("bits", None)
+  # A copy: the first step is given the memory of both.
+  average = jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=average), start
 
 
@@ -72,6 +76,7 @@ def _read(text, experiment):
       meanings=dict(symbols=file.source.symbols, classes=file.source.classes),
       provenance=dict(file=text, crc32=f"{files.crc32(path):08x}"),
     )
+
   if released.TEXT.fullmatch(text):
     weights, provenance = processes.together(
       lambda: released.load(text, experiment.config.data.orders)
@@ -82,6 +87,7 @@ def _read(text, experiment):
       meanings={},
       provenance=provenance,
     )
+
   run, step = _find(text)
   description = run.describe(step)
   return _Source(
@@ -94,9 +100,10 @@ def _read(text, experiment):
 
 def _find(text: str) -> tuple[store.Saved, int]:
   """The run and the step in WORKDIR[:STEP]."""
+  # The name of a folder may have a colon.
   name, _, asked = text.rpartition(":")
   if not name or files.from_config(text).is_dir():
-    name, asked = text, ""  # whose name may have a colon
+    name, asked = text, ""
   if files.from_config(name).is_file():
     raise ValueError(
       f"train.init_from={text} must be a run, or a file {exported.SUFFIX} or"
@@ -119,8 +126,10 @@ def _changed(before, experiment):
     line = f"{name}={here} here, but {there} there"
     affected = schema.affects(name)
     is_of_model = name.startswith("model.") and affected == "all"
+    # Learned parameters of a pattern mean something by it, such as the reach
+    # of a span.
     if is_of_model or (name == "attention.pattern" and learned):
-      changed.append(line)  # a pattern: as the reach of a span
+      changed.append(line)
     elif affected == "scores":
       attention.append(line)
   return changed, attention
@@ -141,6 +150,7 @@ def _fit(params, weights, changed, settings):
 
   problems = [*changed, *reasons.values()]
   problems += [f"{name} is absent here" for name in unused]
+  # Then it is no other start, but a mistake.
   none_fits = len(reasons) == len(leaves)
   if problems and (not settings.init_partial or none_fits):
     raise ValueError(

@@ -67,6 +67,7 @@ def save(
   metadata["geometry"] = json.dumps(
     dict(length=source.length, shape=source.shape)
   )
+  # Nothing of it names a path of the machine that writes it.
   portable = config_lib.portable(schema.typed(config))
   metadata["config"] = json.dumps(portable.to_dict())
   atomic.write_bytes(path, safetensors.numpy.save(arrays, metadata))
@@ -87,6 +88,7 @@ def load(path: str | os.PathLike) -> Exported:
   `save` writes.
   """
   path = pathlib.Path(path)
+  # Once as read, and once as the network's arrays.
   machine.check_free(f"to read {path}", 2 * atomic.size(path))
   try:
     with safetensors.safe_open(path, "numpy") as file:
@@ -105,10 +107,12 @@ def load(path: str | os.PathLike) -> Exported:
       " without its metadata; get the exported one"
     )
   try:
+    # The data need not be there.
     config, source = _described(metadata)
-    model = model_lib.configure(config, source)  # the data need not be there
+    model = model_lib.configure(config, source)
     shapes = model_lib.param_shapes(model)
-  except Exception as error:  # they may be anything
+  # Of any kind: another program may have written anything.
+  except Exception as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
   # Each layer is a view of an array that is still empty.
@@ -156,6 +160,8 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
     if not model_lib.num_stacks(path):
       views[".".join([first, *rest])] = x
       continue
+
+    # What options have for each layer is of its attention.
     if first.endswith("blocks"):
       rest[0] = PARTS[rest[0]]
     else:

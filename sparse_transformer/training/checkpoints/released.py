@@ -75,6 +75,7 @@ def load(
   name, is_raw = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
   path = files.from_config(name)
   kind = "" if is_raw else "/Ema/ema"
+  # A pipe has no size.
   atomic.size(path)
   arrays: dict[str, np.ndarray] = {}
   layers: dict[str, dict[int, np.ndarray]] = {}  # {name: {layer: array}}
@@ -86,7 +87,9 @@ def load(
       match = NAME.fullmatch(os.path.normpath(name))
       if not match or match[4] != kind:
         continue
-      x = file[name]  # never a pickle
+
+      # NumPy refuses to load a pickle, which could run code.
+      x = file[name]
       if x.dtype != np.float32 or not np.isfinite(x).all():
         raise ValueError(f"{name} must have finite numbers in float32")
       place, part, leaf, _ = match.groups("")
@@ -98,16 +101,18 @@ def load(
         layers.setdefault(f"blocks.{ours}", {})[number] = x
       else:
         arrays[ours] = x
+
     for ours, by_number in layers.items():
       if sorted(by_number) != [*range(len(by_number))]:
         raise ValueError(f"it lacks {ours} of a layer")
       arrays[ours] = np.stack([by_number[i] for i in range(len(by_number))])
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
 
+  # Row 0 of each table is that of an image as it is, and their sum its start.
   if orders:
     for part, rows in starts.items():
       arrays[f"start.{ORDERS.get(part, part)}"] = rows
-  elif starts:  # row 0: of an image as it is
+  elif starts:
     arrays["start"] = sum(rows[0] for rows in starts.values())
   provenance: dict[str, Any] = dict(
     file=text,

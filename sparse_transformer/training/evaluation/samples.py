@@ -49,6 +49,7 @@ def decoder(
     raise ValueError(
       "eval.samples must be 0 with several processes; sample after training"
     )
+
   apply = experiment.apply
   trained = network.length
   length = length or trained
@@ -66,6 +67,7 @@ def decoder(
       )
     network = dataclasses.replace(network, length=length)
     apply = model_lib.make_apply(network)
+
   if cached and network.separator is None:
     return sampling.Cached(network, labels)
   return sampling.Recompute(apply, network.length, labels)
@@ -93,7 +95,9 @@ def draw_in_training(
     check_stop=check_stop,
   )
   path = save(folder, source, tokens, step=int(state.step))[0]
-  if path.suffix in TEXTS:  # as code, so that it is no Markdown
+
+  # TensorBoard shows Markdown: text is indented, which makes it code.
+  if path.suffix in TEXTS:
     return textwrap.indent(read_text(path), "    ", lambda line: True)
   return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
 
@@ -108,12 +112,14 @@ def save(
 
   `provenance` says what made them, and is written beside them.
   """
+  # What it says must not be of other samples, even for a moment.
   stem = pathlib.Path(folder) / "samples"
-  stem.with_suffix(".json").unlink(missing_ok=True)  # of samples before
+  stem.with_suffix(".json").unlink(missing_ok=True)
   if isinstance(source, data.Stream):
     paths = source.codec.save(stem, tokens)
   else:
-    assert isinstance(source, data.Images)  # `decoder` rejects labelled data
+    # `decoder` rejects labelled data.
+    assert isinstance(source, data.Images)
     paths = [stem.with_suffix(".png")]
     real = tokens[:0]
     try:
@@ -133,6 +139,7 @@ def save_images(
   There may be no real ones. Both are uint8 [images, positions]. The frames of a
   clip are put side by side.
   """
+  # About as many images across as down, in pixels, enlarged if they are small.
   frames = source.frames
   rows = source.shape[0] // frames
   columns = source.shape[1] * frames
@@ -157,6 +164,7 @@ def save_images(
     left = half * half_width
     draw.text((left, 0), label, style.GRAY, font)
     for i, pixels in enumerate(_pixels(symbols, source)):
+      # Gray images have three equal channels.
       image = Image.fromarray(np.broadcast_to(pixels, (rows, columns, 3)))
       image = image.resize(
         (scale * columns, scale * rows), Image.Resampling.NEAREST

@@ -60,8 +60,9 @@ def _shared_summaries(config):
   """Whether all heads share a summary: section 4.3 of Child et al. 2019."""
   attention = config.attention
   heads = config.model.num_heads
+  # The other half of the heads have the blocks.
   if attention.pattern == "fixed" and attention.mode == "heads":
-    heads //= 2  # the others have the blocks
+    heads //= 2
   distinct = min(heads, attention.stride // attention.width)
   is_fixed = attention.pattern.startswith("fixed")
   if is_fixed and attention.num_summaries == 1 and distinct > 1:
@@ -77,6 +78,8 @@ def _skipped_byte(model):
   """Whether keys one row back hold no byte above the target of an image."""
   if len(model.shape) != 3 or model.classifies:
     return ""
+
+  # The last channel of a pixel in the middle, which has a row above.
   rows, columns, channels = model.shape
   row = columns * channels
   query = rows // 2 * row + columns // 2 * channels + channels - 1
@@ -108,6 +111,7 @@ def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
   """A line about a complete run: its best validation, and what to do next."""
   script = os.path.relpath(version.ROOT / "eval.py")
   command = shlex.join(["python", script, f"--workdir={workdir}"])
+  # eval.py says so if the run's config file is needed too.
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   if not lines:
     return f"to evaluate: {command}"

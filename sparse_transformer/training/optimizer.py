@@ -47,6 +47,8 @@ def schedule(
       f"optimizer.minimum={settings.minimum} must be 0 with"
       " optimizer.schedule=constant, which does not decay"
     )
+
+  # On a clock, the schedule is entered where its share of the steps would be.
   due = -1
   if share is not None:
     due = max(step, int(10 * share * warmup))
@@ -108,6 +110,7 @@ def make_optimizer(
   def learning_rate(count: jax.Array) -> jax.Array:
     return rate(settings.schedule, due or by_config._replace(step=count))
 
+  # Both decay the same weights, scaled by the learning rate.
   if settings.name == "muon":
     optimizer = optax.contrib.muon(
       learning_rate,

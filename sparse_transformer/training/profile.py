@@ -47,6 +47,8 @@ class Profile(contextlib.ExitStack):
     self._step = step
     if not self._steps or step not in (self._steps[0], self._steps[-1] + 1):
       return
+
+    # The trace has whole steps: those before are done.
     jax.block_until_ready(state)
     with self._watch.paused():
       if step > self._steps[0]:
@@ -57,7 +59,8 @@ class Profile(contextlib.ExitStack):
 
   def _end(self):
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
-    last = min(self._step, self._steps[-1])  # a signal may end it before
+    # A signal may end it before the last step.
+    last = min(self._step, self._steps[-1])
     with metrics.attempt("the profile"):
       jax.profiler.stop_trace()
       processes.say(

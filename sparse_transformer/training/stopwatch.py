@@ -17,6 +17,7 @@ def parse_limit(
 ) -> Limit:
   """The kind and number in KIND:N, the value of a flag, or a ValueError."""
   kind, _, number = text.partition(":")
+  # What is no number is out of bounds.
   try:
     amount = float(number)
   except ValueError:
@@ -38,6 +39,7 @@ class Stopwatch:
   def __init__(
     self, lines: Sequence[Mapping[str, Any]] = (), limit: Limit | None = None
   ):
+    # A resumed run goes on where the last line that says its time ended.
     timed = [line for line in lines if TIMES.keys() <= line.keys()]
     self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
     self._limit = limit

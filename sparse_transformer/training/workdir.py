@@ -20,17 +20,19 @@ def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
 
   Either its name is unsuitable, or a file `other` shows that it holds `what`.
   """
-  name, path = os.fspath(workdir), pathlib.Path(workdir)
-  found = next(filter(os.path.lexists, (path, *path.parents)), path)
-  is_odd = ".." in path.relative_to(found).parts  # another once this exists
+  name = os.fspath(workdir)
+  path = pathlib.Path(workdir)
+  existing = next(filter(os.path.lexists, (path, *path.parents)), path)
+  # It would be another folder once its parents exist.
+  is_odd = ".." in path.relative_to(existing).parts
   # Orbax takes some for a pattern, or for a bucket.
   if is_odd or re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(
       f"--workdir={name} must be a local folder, in UTF-8, without * ? or [,"
       " and without .. in a new one"
     )
-  if not found.is_dir():
-    raise ValueError(f"--workdir={name}: {found} is not a folder")
+  if not existing.is_dir():
+    raise ValueError(f"--workdir={name}: {existing} is not a folder")
   if (path / other).exists():
     raise ValueError(f"{name} holds {what}; use another --workdir")
 
@@ -44,16 +46,17 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   Raises ValueError if another run holds it, with its process and host.
   """
   path = pathlib.Path(workdir)
-  made = [path / "lock", path / "checkpoints", path, *path.parents]
-  made = [x for x in made if not x.exists()]
+  needed = [path / "lock", path / "checkpoints", path, *path.parents]
+  new = [x for x in needed if not x.exists()]
   try:
     with contextlib.ExitStack() as stack:
       processes.decide(lambda: _lock(path / "lock", stack))
       yield
   except BaseException:
+    # Folders that have something else in them are not empty, and stay.
     if processes.is_first() and not (path / "config.json").exists():
-      with contextlib.suppress(OSError):  # somebody else's are not empty
-        for x in made:
+      with contextlib.suppress(OSError):
+        for x in new:
           x.unlink() if x.name == "lock" else x.rmdir()
     raise
 
@@ -61,6 +64,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 def _lock(path, stack):
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(atomic.appending(path))
+
+  # Opened to append: another run's line is still there.
   file.seek(0)
   holder = file.read(100).strip()
   if holder and not holder.startswith("process"):
@@ -72,10 +77,13 @@ def _lock(path, stack):
       f"{path.parent} is in use by {holder or 'another process'}; wait until it"
       " ends, or use another --workdir"
     ) from None
-  except OSError as error:  # of some network disks
+  # Some network disks have no locks.
+  except OSError as error:
     line = f"warning: {path} cannot be locked ({error}): start no second run"
     print(line, file=sys.stderr)
-  with contextlib.suppress(OSError):  # a full disk does not matter here
+
+  # A full disk does not matter here.
+  with contextlib.suppress(OSError):
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file)
     file.flush()

@@ -48,10 +48,13 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   config asks for; with a rest, for at least the devices of this run.
   """
   axes = {axis: config.mesh[axis] for axis in AXES}
+
+  # At most one axis takes what the others leave.
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in axes.items())
   rest = [axis for axis, size in axes.items() if size == -1]
   if len(rest) > 1:
     raise ValueError(f"{words}: only one axis can be -1, the devices left over")
+
   asked = math.prod(size for size in axes.values() if size != -1)
   if devices is None:
     devices = max(asked, jax.device_count()) if rest else asked
@@ -82,6 +85,7 @@ def check_batch(
   config: schema.Config, sizes: Sizes, group: str = "train"
 ) -> None:
   """Raises ValueError unless devices and micro-batches divide a batch."""
+  # Each device has as many sequences of each micro-batch as the others.
   size = config[group].batch_size
   parts = num_shards(sizes)
   words = f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"

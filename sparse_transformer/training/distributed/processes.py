@@ -71,6 +71,7 @@ def decide(function: Callable[[], T]) -> T:
 
   If it raises an error, all processes end, and the first one reports it.
   """
+  # As JSON also in a single process, so that both cases have the same types.
   value = together(lambda: function() if is_first() else None)
   return gather(value)[0]
 
@@ -86,6 +87,8 @@ def together(function: Callable[[], T]) -> T:
     result = function()
   except Exception as raised:
     error = raised
+
+  # No process may raise before the others know: they would wait for it.
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   for number, text in enumerate(errors):
     if text and not is_first():
@@ -115,6 +118,7 @@ def gather(value: Any) -> list[Any]:
   text = json.dumps(value)
   if not are_several():
     return [json.loads(text)]
+
   # Spaces after a JSON value mean nothing.
   longest = multihost_utils.process_allgather(np.int32(len(text))).max()
   # Each size compiles a program, hence powers of two.
@@ -128,7 +132,8 @@ def place(
   read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
   """An array [B, L] on devices; each process reads its own rows, once each."""
-  read_once = functools.cache(read)  # several devices may have the same ones
+  # Several devices may have the same rows.
+  read_once = functools.cache(read)
 
   def read_part(index):
     rows = range(shape[0])[index[0]]
@@ -156,6 +161,8 @@ class Stops(Signals):
     """Raises Stopped if any process caught a signal."""
     if not are_several():
       return super().check()
+
+    # The largest of this check is read at the next one, when it is there.
     number = signal.Signals[self.name] if self.name else 0
     before = self._largest
     self._largest = _largest(number)

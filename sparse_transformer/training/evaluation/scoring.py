@@ -103,7 +103,7 @@ class Tally:
 
   def means(self, channels: int | None = None) -> np.ndarray:
     """Mean bits at each position [L], or of each channel; nan: not scored."""
-    groups = (-1, channels or len(self.bits_L))
+    groups = -1, channels or len(self.bits_L)
     bits = self.bits_L.reshape(groups).sum(0)
     counts = self.counts_L.reshape(groups).sum(0)
     return np.where(counts, bits / np.maximum(counts, 1), np.nan)

@@ -47,6 +47,7 @@ def collect(
   model: model_lib.Config, params: Any, tokens_L: np.ndarray
 ) -> Collected:
   """The queries and keys of at most `MAX_LAYERS` layers, in one pass."""
+  # Layers at equal distances, the first and the last among them.
   num_drawn = min(MAX_LAYERS, model.num_layers)
   spread = np.linspace(0, model.num_layers - 1, num_drawn)
   drawn = spread.round().astype(int)
@@ -102,6 +103,7 @@ def weigh(
     mask_BHLM = binding.realize(
       patterns, Queries(q_BLHK), Keys(k_BLHK, k_BLHK), directions
     )
+
     at = np.arange(q_BLHK.shape[1])
     ramps_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
     sinks_H = inputs.keywords.get("sinks_H")
@@ -126,7 +128,8 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   where = np.pad(mask_LM, margin, constant_values=sink > -np.inf)
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
-  entropy_L = entr(weights).sum(1) / math.log(2)  # bits
+  # In bits, of the queries that have keys.
+  entropy_L = entr(weights).sum(1) / math.log(2)
   entropies = entropy_L[mask_LM.any(1)]
   weights_LM = weights[:, :-1]
   query = masks.shown_query(len(mask_LM))
@@ -168,7 +171,9 @@ def draw_heads(
       f"{title}\nwhite: no pair; the darker, the larger,\nrelative to its row"
     ),
   )
+
   for head, top, bottom in zip(heads, *axes, strict=True):
+    # The last row of the data may not be full.
     weights_L = np.pad(head.weights_L, (0, -n % width), constant_values=-1)
     in_data = weights_L.reshape(-1, width)
     masks.show(top, paint(in_data, in_data.max()), aspect="auto")
@@ -222,9 +227,12 @@ def draw(
     raise ValueError(
       "what heads attend to cannot be drawn for a run with data.documents"
     )
+
+  # What it says must not be of other pictures, even for a moment.
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  (folder / "attention.json").unlink(missing_ok=True)  # of pictures before
+  (folder / "attention.json").unlink(missing_ok=True)
+
   n = min(len(tokens_L), masks.MAX_LENGTH)
   # A classifier's keys depend on later symbols.
   used_L = tokens_L if model.classifies else tokens_L[:n]

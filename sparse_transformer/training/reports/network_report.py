@@ -106,6 +106,7 @@ def _attention(config, model):
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
+  # Equal layers have one row, and heads of a layer a row for each pattern.
   for request in costs.attention_requests(config, model):
     for description in describe_attention(request, model.backend):
       yield Attention(
@@ -136,8 +137,11 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
   The second is None if no pattern is content-based, or if it is never.
   """
-  layers, n = model.patterns, model.length
+  layers = model.patterns
+  n = model.length
   measure = analysis.measure_reach
+
+  # What content chooses is less than its support, and may be nothing.
   static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
   support = tuple(tuple(p.support() for p in heads) for heads in layers)
   may_see = None if support == layers else measure(support, n).layers
@@ -147,6 +151,8 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 def _cache_bytes(model, rows):
   if model.classifies or model.separator is not None:
     return None
+
+  # Heads of a group share the keys that they keep.
   keys = 0
   for row in rows:
     if row.cache is None:
@@ -212,6 +218,7 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
       waste,
       "-" if row.cache is None else f"{row.cache:,}",
     )
+
   pairs, mean, waste = _amounts(
     pairs=sum(row.pairs * row.total_heads for row in report.attention),
     computed=sum(row.computed * row.total_heads for row in report.attention),

@@ -1,7 +1,7 @@
 """Patterns that follow the content, by their definition, and ones that leak.
 
-All are plain NumPy, pair by pair or nearly so: masks [B, H, n, n] from queries
-and keys [B, n, H, K].
+All are plain NumPy, for one head of one sequence: masks [n, n] from queries and
+keys [n, K]; `over_heads` calls them for all sequences and heads.
 """
 
 import functools
@@ -10,97 +10,69 @@ import numpy as np
 
 from sparse_transformer import patterns
 
+# How much better a choice must be than the next: more than what float32 rounds.
+# A tie would be decided by rounding.
+MARGIN = 1e-6
 
-def by_definition(pattern, q, k, centroids=None):
-  """The pairs of a pattern, from the sentences in the docstrings.
+
+def best(scores, num):
+  """Where the largest numbers of each row are, which must not be close."""
+  order = np.argsort(-scores, axis=1)
+  if num < scores.shape[1]:
+    ranked = np.take_along_axis(scores, order, axis=1)
+    margin = (ranked[:, num - 1] - ranked[:, num]).min()
+    assert margin > MARGIN, f"a tie, within {margin}: take other inputs"
+  return order[:, :num]
+
+
+def unit(x):
+  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def last(labels, window, past):
+  """The last keys of the past with the query's label; labels are [n, 1]."""
+  same = (labels == labels.T) & past
+  rank = same[:, ::-1].cumsum(1)[:, ::-1]  # 1 for the last one
+  return same & (rank <= window)
+
+
+def lsh_labels(q, vectors):
+  """Buckets [n, 1] of queries, of one round with vectors [buckets / 2, K]."""
+  products = q @ vectors.T
+  return best(np.concatenate([products, -products], axis=1), 1)
+
+
+def lsh(q, vectors, window):
+  """Kitaev et al. 2020, section 2, where a query sees its past only.
 
   Args:
-    pattern: of all heads.
-    q, k: queries and keys [B, n, H, K].
-    centroids: of `Routing`, [H, clusters, K].
+    vectors: directions [rounds, buckets / 2, K].
   """
-  side = functools.partial(
-    by_definition,
-    q=q,
-    k=k,
-    centroids=centroids,
-  )
-  match pattern:
-    case patterns.Union(left, right):
-      return side(left) | side(right)
-    case patterns.Intersection(left, right):
-      return side(left) & side(right)
-    case patterns.Difference(left, right):
-      return side(left) & ~side(right)
-  if not pattern.contents():
-    return pattern.matrix(q.shape[1])[None, None]
-  q, k = (np.asarray(x, np.float64).swapaxes(1, 2) for x in (q, k))
-  match pattern:
-    case patterns.LSH():
-      labels = lsh_labels(pattern, q)
-      mask = in_last(labels, pattern.window, with_self=False).any(-1)
-      alone = ~mask.any(-1, keepdims=True)
-      return mask | (alone & np.eye(q.shape[2], dtype=bool))
-    case patterns.Routing():
-      labels = routing_labels(q, centroids)
-      return in_last(labels[..., None], pattern.window).any(-1)
-    case patterns.AdaptiveSpan(
-      longest, ramp
-    ):  # with a span of half the longest
-      distance = np.arange(q.shape[2])[:, None] - np.arange(q.shape[2])
-      weight = np.clip((ramp + longest / 2 - distance) / ramp, 0, 1)
-      return ((weight > 0) & (distance >= 0))[None, None]
-    case patterns.TopBlocks():
-      scores, is_past = block_scores(q, k, pattern.size)
-      return of_blocks(chosen(scores, is_past, pattern.num), pattern.size)
+  n = len(q)
+  past = np.tri(n, k=-1, dtype=bool)
+  mask = np.zeros((n, n), bool)
+  for of_round in vectors:
+    mask |= last(lsh_labels(q, of_round), window, past)
+  alone = ~mask.any(1, keepdims=True)
+  return mask | (alone & np.eye(n, dtype=bool))
 
 
-def lsh_labels(pattern, q):
-  """Buckets [B, H, n, rounds] of queries [B, H, n, K]."""
-  vectors = pattern.directions(q.shape[-1])[0].astype(np.float64)
-  products = q @ vectors.T
-  products = products.reshape(*q.shape[:3], pattern.rounds, -1)
-  return np.concatenate([products, -products], -1).argmax(-1)
+def routing(q, centroids, window):
+  """Roy et al. 2020, where a query sees its past only."""
+  labels = best(unit(q) @ unit(centroids).T, 1)
+  return last(labels, window, np.tri(len(q), dtype=bool))
 
 
-def routing_labels(q, centroids):
-  """The cluster [B, H, n] whose centroid is nearest, both at unit length."""
-  c = np.asarray(centroids, np.float64)[:, None]
-  q, c = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, c))
-  return np.linalg.norm(q[:, :, :, None] - c, axis=-1).argmin(-1)
-
-
-def in_last(labels, window, with_self=True):
-  """Whether each key is among the last of the query's label, [..., n, n, R]."""
-  b, h, n, rounds = labels.shape
-  mask = np.zeros((b, h, n, n, rounds), bool)
-  for i, j, t, r in np.ndindex(b, h, n, rounds):
-    end = t + 1 if with_self else t
-    same = np.flatnonzero(labels[i, j, :end, r] == labels[i, j, t, r])
-    mask[i, j, t, same[-window:], r] = True
+def top_blocks(q, k, size, num):
+  """Lu et al. 2025, section 2.2, without a query's own block."""
+  n = len(q)
+  mask = np.zeros((n, n), bool)
+  for t in range(size, n):
+    past = t // size
+    means = k[: past * size].reshape(past, size, -1).mean(1)
+    for block in best((means @ q[t])[None], num)[0]:
+      mask[t, block * size : (block + 1) * size] = True
   return mask
-
-
-def block_scores(q, k, size):
-  """Products of queries and mean keys, and which blocks are past."""
-  n = q.shape[2]
-  starts = np.arange(0, n, size)
-  means = np.stack([k[:, :, s : s + size].mean(2) for s in starts], 2)
-  own = np.arange(n) // size
-  return q @ means.swapaxes(2, 3), np.arange(len(starts)) < own[:, None]
-
-
-def chosen(scores, allowed, num):
-  """The best of the blocks that are allowed: bool [B, H, n, blocks]."""
-  scores = np.where(allowed, scores, -np.inf)
-  ranks = (-scores).argsort(-1, kind="stable").argsort(-1, kind="stable")
-  return (ranks < num) & np.isfinite(scores)
-
-
-def of_blocks(is_chosen, size):
-  """The pairs of chosen blocks, [B, H, n, n]."""
-  n = is_chosen.shape[2]
-  return np.repeat(is_chosen, size, -1)[..., :n]
 
 
 def moba(q, k, size, top_k):
@@ -109,56 +81,94 @@ def moba(q, k, size, top_k):
   A query scores each block by its product with the mean key. Later blocks have
   the score -inf, and its own always counts among the `top_k`, up to itself.
   """
-  batch, n, heads, _ = q.shape
-  mask = np.zeros((batch, heads, n, n), bool)
+  n = len(q)
+  mask = np.zeros((n, n), bool)
   starts = np.arange(0, n, size)
-  for b, t, h in np.ndindex(q.shape[:3]):
-    scores = np.array(
-      [q[b, t, h] @ k[b, s : s + size, h].mean(0) for s in starts]
-    )
+  means = np.stack([k[start : start + size].mean(0) for start in starts])
+  for t in range(n):
+    scores = means @ q[t]
     scores[starts > t] = -np.inf
     scores[t // size] = np.inf
     for block in np.argsort(-scores)[:top_k]:
       if scores[block] > -np.inf:
-        mask[b, h, t, starts[block] : min(starts[block] + size, t + 1)] = True
-
+        end = min(starts[block] + size, t + 1)
+        mask[t, starts[block] : end] = True
   return mask
+
+
+def by_definition(pattern, q, k, centroids=None):
+  """The pairs [B, H, n, n] of a pattern, from the sentences in the docstrings.
+
+  Args:
+    pattern: of all heads.
+    q, k: queries and keys [B, n, H, K].
+    centroids: of `Routing`, [H, clusters, K].
+  """
+  arrays = [q, k]
+  if centroids is not None:
+    of_heads = np.swapaxes(centroids, 0, 1)[None]
+    arrays.append(np.repeat(of_heads, len(q), 0))
+  return over_heads(functools.partial(mask_of, pattern), *arrays)
+
+
+def over_heads(function, *arrays):
+  """Masks [B, H, n, n] of a function of one head; arrays are [B, n, H, K]."""
+  arrays = [np.asarray(x, np.float64) for x in arrays]
+  batch, _, num_heads, _ = arrays[0].shape
+
+  def of_sequence(b):
+    heads = range(num_heads)
+    return [function(*(x[b, :, h] for x in arrays)) for h in heads]
+
+  return np.stack([of_sequence(b) for b in range(batch)])
+
+
+def mask_of(pattern, q, k, centroids=None):
+  """The pairs of one head in one sequence."""
+
+  def side(pattern):
+    return mask_of(pattern, q, k, centroids)
+
+  match pattern:
+    case patterns.Union(left, right):
+      return side(left) | side(right)
+    case patterns.Intersection(left, right):
+      return side(left) & side(right)
+    case patterns.Difference(left, right):
+      return side(left) & ~side(right)
+    case patterns.LSH():
+      vectors = pattern.directions(q.shape[1])[0].astype(np.float64)
+      vectors = vectors.reshape(pattern.rounds, -1, q.shape[1])
+      return lsh(q, vectors, pattern.window)
+    case patterns.Routing():
+      return routing(q, centroids, pattern.window)
+    case patterns.AdaptiveSpan(longest, ramp):  # of half the longest span
+      distance = np.arange(len(q))[:, None] - np.arange(len(q))
+      return (distance >= 0) & (distance < longest / 2 + ramp)
+    case patterns.TopBlocks():
+      return top_blocks(q, k, pattern.size, pattern.num)
+  return pattern.matrix(len(q))
 
 
 # Forms that leak the future, which the probes must find.
 
 
-def causal(mask):
-  return mask & np.tri(mask.shape[-1], dtype=bool)
-
-
-LSH_OF_CHUNKS = patterns.LSH(16, 32, 4)
-
-
-def reformer_chunks(q, k, pattern=LSH_OF_CHUNKS):
+def reformer_chunks(q, vectors, size):
   """Chunks of the sorted sequence, each with the one before it.
 
   Where chunks begin depends on how many later positions sort before.
   """
-  del k
-  labels = lsh_labels(pattern, q.swapaxes(1, 2))
-  mask = np.zeros((*labels.shape[:2], *labels.shape[2:3] * 2), bool)
-  for r in range(pattern.rounds):
-    label = labels[..., r]
-    order = label.argsort(-1, kind="stable")
-    chunk = order.argsort(-1) // pattern.window
-    behind = chunk[..., :, None] - chunk[..., None, :]
-    same = label[..., :, None] == label[..., None, :]
-    mask |= same & ((behind == 0) | (behind == 1))
-
-  return causal(mask)
+  mask = np.zeros((len(q), len(q)), bool)
+  for of_round in vectors:
+    labels = lsh_labels(q, of_round)
+    chunks = labels[:, 0].argsort(kind="stable").argsort() // size
+    behind = chunks[:, None] - chunks
+    mask |= (labels == labels.T) & ((behind == 0) | (behind == 1))
+  return mask & np.tri(len(q), dtype=bool)
 
 
-def routing_top(q, k, clusters=8, window=32):
+def routing_top(q, centroids, window):
   """The queries nearest to each centroid, over the whole sequence."""
-  del k
-  q = q.swapaxes(1, 2)
-  c = np.random.RandomState(0).standard_normal((clusters, q.shape[-1]))
-  ranks = (-(q @ c.T)).argsort(2).argsort(2)
-  member = ranks < window  # [B, H, n, clusters]
-  return causal((member[:, :, :, None] & member[:, :, None]).any(-1))
+  ranks = (-q @ centroids.T).argsort(0).argsort(0)
+  member = ranks < window  # [n, clusters]
+  return (member[:, None] & member).any(-1) & np.tri(len(q), dtype=bool)

@@ -3,16 +3,14 @@
 Written from Child et al. 2019 and from what the released code does where the
 paper is silent or misprinted, and for what is not in it from the papers that
 are named; it shares no code with the library, only the names of its parameters
-and settings.
+and settings. Attention, given its pairs, is that of reference_attention.py, and
+pairs that follow the content those of content.py.
 """
 
 import re
 
 import numpy as np
-
-# How much better a choice must be than the next: far more than what float32
-# rounds. A tie would be decided by rounding.
-MARGIN = 1e-5
+from helpers import content, reference_attention
 
 
 def mask(attention, layer, head, n, causal=True):
@@ -155,57 +153,56 @@ def documents(tokens, separator):
 
 
 def rotate(x, base):
-  """Su et al. 2021, with pairs as in gpt-oss."""
-  half = x.shape[1] // 2
+  """Su et al. 2021, with pairs as in gpt-oss; x is [n, heads, K]."""
+  half = x.shape[-1] // 2
   turns = np.arange(len(x))[:, None] * base ** (-np.arange(half) / half)
-  pairs = (x[:, :half] + 1j * x[:, half:]) * np.exp(1j * turns)
-  return np.concatenate([pairs.real, pairs.imag], axis=1)
+  pairs = x[..., :half] + 1j * x[..., half:]
+  pairs = pairs * np.exp(1j * turns)[:, None]
+  return np.concatenate([pairs.real, pairs.imag], axis=-1)
 
 
 def attend(p, x, config, layer, own, document):
   """Section 4.2: heads side by side, then one output matrix."""
+  n = len(x)
   network = config.model
-  settings = config.attention
   num_heads = network.num_heads
-  group = num_heads // (network.key_heads or num_heads)
-  q, k, v = (
-    np.split(linear(x, p[name]), num, axis=1)
-    for name, num in (
-      ("query", num_heads),
-      ("key", num_heads // group),
-      ("value", num_heads // group),
-    )
-  )
-  k, v = ([each[h // group] for h in range(num_heads)] for each in (k, v))
+  num_key_heads = network.key_heads or num_heads
+  q = linear(x, p["query"]).reshape(n, num_heads, -1)
+  k = linear(x, p["key"]).reshape(n, num_key_heads, -1)
+  v = linear(x, p["value"]).reshape(n, num_key_heads, -1)
+  k = np.repeat(k, num_heads // num_key_heads, axis=1)
   if network.positions == "rotary":
-    q, k = ([rotate(x, network.rotary_base) for x in xs] for xs in (q, k))
-  out = [np.zeros_like(values) for values in v]
+    q = rotate(q, network.rotary_base)
+    k = rotate(k, network.rotary_base)
+
+  weights = []
   for head in range(num_heads):
-    if "(" in settings.pattern:  # an expression, or factors, in turn
-      factors = re.split(r",\s*(?![^(]*\))", settings.pattern)
+    if "(" in config.attention.pattern:  # an expression, or factors, in turn
+      factors = re.split(r",\s*(?![^(]*\))", config.attention.pattern)
       pattern = factors[layer % len(factors)]
       if "LSH" in pattern or "Routing" in pattern:
-        k[head] = unit(q[head])
+        k[:, head] = content.unit(q[:, head])
       of_head = {name: x[head] for name, x in own.items()}
-      names = content(q[head], k[head], layer, of_head)
+      names = expressions(q[:, head], k[:, head], layer, of_head)
       allowed = eval(pattern.replace(" - ", " & ~"), names)
     else:
       causal = network.task != "classify"
-      allowed = mask(settings, layer, head, len(x), causal)
+      allowed = mask(config.attention, layer, head, n, causal)
     if network.task != "classify":
       allowed = allowed * (document[:, None] == document)
-    for i in range(len(x)):
-      keys = np.flatnonzero(allowed[i])
-      if len(keys):  # else: nothing
-        scores = k[head][keys] @ q[head][i] / np.sqrt(q[head].shape[1])
-        weights = np.exp(scores) * allowed[i, keys]
-        sink = np.exp(own["sinks"][head]) if network.sinks else 0
-        out[head][i] = weights @ v[head][keys] / (weights.sum() + sink)
+    weights.append(allowed)
 
-  return linear(np.concatenate(out, axis=1), p["out"])
+  out, _ = reference_attention.outputs(
+    q[None],
+    k[None],
+    v[None],
+    weights=np.stack(weights),
+    sinks=own.get("sinks"),
+  )
+  return linear(out.reshape(n, -1), p["out"])
 
 
-def content(q, k, layer, own):
+def expressions(q, k, layer, own):
   """Functions that give the masks [n, n] of the patterns in expressions.
 
   Args:
@@ -216,71 +213,43 @@ def content(q, k, layer, own):
   i = np.arange(len(q))[:, None]
   j = np.arange(len(q))[None, :]
 
-  def last(labels, window, past):
-    """The last keys with the query's label."""
-    same = (labels == labels.T) & past
-    return same & (same[:, ::-1].cumsum(1)[:, ::-1] <= window)
+  def local(window, causal=True):
+    if causal:
+      return (i - j < window) & (j <= i)
+    return abs(i - j) <= window // 2
 
-  def lsh(window, buckets, rounds):
-    """Kitaev et al. 2020, section 2, where a query sees its past only."""
-    random = np.random.RandomState([0, layer])
-    vectors = random.standard_normal((rounds, buckets // 2, q.shape[1]))
-    found = np.zeros((len(q), len(q)), bool)
-    for r in np.float32(vectors):
-      products = np.concatenate([q @ r.T, -q @ r.T], axis=1)
-      found |= last(best(products, 1), window, j < i)
-    return found | (i == j) & ~found.any(1, keepdims=True)
+  def strided(stride, offset=0, causal=True):
+    column = (i + offset - j) % stride == 0
+    return column & ((j <= i) | (not causal))
 
-  def routing(clusters, window):
-    """Roy et al. 2020, where a query sees its past only."""
-    cosines = unit(q) @ unit(own[str(clusters)]).T
-    return last(best(cosines, 1), window, j <= i)
-
-  def top_blocks(size, num):
-    """Lu et al. 2025, section 2.2, without a query's own block."""
-    found = np.zeros((len(q), len(q)), bool)
-    for t in range(size, len(q)):
-      past = t // size
-      means = k[: past * size].reshape(past, size, -1).mean(1)
-      for block in best((means @ q[t])[None], num)[0]:
-        found[t, block * size : (block + 1) * size] = True
-    return found
+  def first(size, causal=True):
+    if causal:
+      return (j < size) & (j <= i)
+    return (j < size) | (i < size)
 
   def span(most, ramp):
     """Sukhbaatar et al. 2019, section 2: weights, not booleans."""
     room = ramp + most * own["spans"] - (i - j)
     return np.clip(room / ramp, 0, 1) * (j <= i)
 
-  return dict(
-    AdaptiveSpan=span,
-    Local=lambda window, causal=True: (
-      (i - j < window) & (j <= i) if causal else abs(i - j) <= window // 2
+  def lsh(window, buckets, rounds):
+    random = np.random.RandomState([0, layer])
+    shape = rounds, buckets // 2, q.shape[1]
+    vectors = np.float32(random.standard_normal(shape))
+    return content.lsh(q, vectors, window)
+
+  return {
+    "AdaptiveSpan": span,
+    "Block": lambda size: (i // size == j // size) & (j <= i),
+    "Global": first,
+    "LSH": lsh,
+    "Local": local,
+    "Routing": lambda clusters, window: content.routing(
+      q, own[str(clusters)], window
     ),
-    Block=lambda size: (i // size == j // size) & (j <= i),
-    Strided=lambda size, offset=0, causal=True: (
-      ((i + offset - j) % size == 0) & ((j <= i) | (not causal))
-    ),
-    Global=lambda size, causal=True: (
-      (j < size) & (j <= i) if causal else (j < size) | (i < size)
-    ),
-    LSH=lsh,
-    Routing=routing,
-    TopBlocks=top_blocks,
-  )
-
-
-def best(scores, num):
-  """Where the largest numbers of each row are, which must not be close."""
-  order = np.argsort(-scores, axis=1)
-  if num < scores.shape[1]:
-    ranked = np.take_along_axis(scores, order, axis=1)
-    margin = (ranked[:, num - 1] - ranked[:, num]).min()
-    assert margin > MARGIN, f"a tie, within {margin}: take other parameters"
-  return order[:, :num]
-
-
-def unit(x):
-  return x / np.linalg.norm(x, axis=-1, keepdims=True)
+    "Strided": strided,
+    "TopBlocks": lambda size, num: content.top_blocks(q, k, size, num),
+  }
 
 
 def feed_forward(x, p_in, p_out):
@@ -294,7 +263,7 @@ def mixture(p, x, num):
   scores = np.exp(x @ p["router"]["kernel"])
   probabilities = scores / scores.sum(1, keepdims=True)
   out = np.zeros_like(x)
-  for t, chosen in enumerate(best(probabilities, num)):
+  for t, chosen in enumerate(content.best(probabilities, num)):
     for e in chosen:
       expert = (
         {name: w[e] for name, w in p[part].items()}

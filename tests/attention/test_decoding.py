@@ -19,6 +19,7 @@ from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
   Block,
+  Causal,
   Local,
   Routing,
   Strided,
@@ -118,21 +119,27 @@ def check_steps(
 
 
 # Four patterns at once, so that fewer programs are compiled.
+FOURS = [
+  (catalogue.CAUSAL * 2)[first : first + HEADS]
+  for first in range(0, len(catalogue.CAUSAL), HEADS)
+]
+GIVEN = tuple(pattern & Causal() for pattern in catalogue.given(LENGTH)[:HEADS])
+
+
 @pytest.mark.parametrize(
-  "first, num",
+  "heads, num",
   listed(
     default=[
-      (0, HEADS),
-      (8, 1),
-      (16, 2),
+      (FOURS[0], HEADS),
+      (FOURS[2], 1),
+      (FOURS[4], 2),
+      (GIVEN, HEADS),
     ],
-    every=itertools.product(
-      range(0, len(catalogue.CAUSAL), HEADS), (HEADS, 1, 2)
-    ),
+    every=itertools.product(FOURS, (HEADS, 1, 2)),
   ),
 )
-def test_steps_are_rows_of_attend(first, num):
-  check_steps((catalogue.CAUSAL * 2)[first : first + HEADS], num)
+def test_steps_are_rows_of_attend(heads, num):
+  check_steps(heads, num)
 
 
 def test_query_heads_share_key_heads():

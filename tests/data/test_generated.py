@@ -2,12 +2,9 @@
 
 import numpy as np
 import pytest
-from helpers.cases import soak
 from helpers.small_data import source_of
 
-from configs import repeat
-from sparse_transformer import data, patterns
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer import data
 
 
 def sequences(name, split="test", **changes):
@@ -66,39 +63,3 @@ def test_splits_share_no_sequence(name):
   )
   splits = [{*map(bytes, sequences(name, s, **changes))} for s in data.SPLITS]
   assert len(set.union(*splits)) == sum(map(len, splits)) == 2**16 + 2**13
-
-
-# Patterns of about 16 keys a query. What two layers of the last two see ends 30
-# positions back, or 30 before a multiple of 32: a period is one more.
-@pytest.mark.parametrize(
-  "pattern, sees",
-  [
-    ("Local(8) | Strided(32, offset=1)", True),
-    soak("Local(8) | Strided(32)", False),
-    soak("Local(16)", False),
-  ],
-)
-@pytest.mark.soak
-def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
-  changes = dict(
-    length=256,
-    columns=32,
-    period=32,
-  )
-  changes = {f"data.{name}": value for name, value in changes.items()}
-  changes |= {"train.batch_size": 4, "train.steps": 40}
-  changes |= {"optimizer.learning_rate": 0.03, "optimizer.warmup_steps": 10}
-  changes |= {"attention.pattern": pattern}
-  settings = repeat.get_config()
-  settings.update_from_flattened_dict(changes)
-  experiment = Experiment(settings)
-  q, k = np.nonzero(patterns.analysis.reach(experiment.model.patterns, 256))
-
-  # Key k holds symbol k - 1, and the first key none.
-  assert np.any((k > 0) & ((q + 1 - k) % 32 == 0)) == sees
-  state = experiment.first_state()
-  for step in range(40):  # each batch is new
-    state, measured = experiment.update(state, experiment.batch(step))
-  bits = measured["nats"] / np.log(2)
-
-  assert bits < 0.5 + 0.05 if sees else bits > 3.9  # the optimum, and chance

@@ -61,17 +61,18 @@ def test_pattern_of_a_user():
   thirds = catalogue.Thirds()
   local = patterns.Local(4)
   result = report(TWO_LAYERS, (thirds, local), (thirds, thirds - thirds))
-  rows = result["attention"]
-  names = [(row["pattern"], row["heads"]) for row in rows]
 
-  assert names[:2] == [(str(thirds), [0]), (str(local), [1])]
-  assert rows[0]["pairs"] == thirds.matrix(64).sum()
-  assert [rows[3][x] for x in ("pairs", "cache", "computed")] == [0, 0, 0]
+  first, second, _, nothing = result["attention"]
+  assert first["pattern"] == str(thirds)
+  assert first["heads"] == [0]
+  assert first["pairs"] == thirds.matrix(64).sum()
+  assert second["pattern"] == str(local)
+  assert second["heads"] == [1]
+  assert nothing["pairs"] == nothing["cache"] == nothing["computed"] == 0
 
   seen = patterns.reach(((thirds, local), (thirds,)), 64)
-  missing = np.argwhere(~seen & np.tri(64, dtype=bool))
-
-  assert result["reach"]["missing"] == missing[0].tolist()
+  missing, *_ = np.argwhere(~seen & np.tri(64, dtype=bool))
+  assert result["reach"]["missing"] == missing.tolist()
 
 
 def test_network_that_is_not_causal_or_has_documents_has_no_cache():

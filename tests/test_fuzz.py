@@ -100,21 +100,50 @@ def test_mutated_file_is_read_or_is_an_error(name, rounds, tmp_path):
       assert str(error)
 
 
+ANY_TYPE = (
+  None,
+  True,
+  False,
+  (),
+  [],
+  {},
+  "",
+  b"x",
+  1j,
+  object(),
+  len,
+  np.int64(3),
+)
+FAR = (
+  -1,
+  0,
+  1,
+  7,
+  2**31,
+  2**64,
+  10**30,
+  1e-300,
+  1e300,
+  0.5,
+  -0.0,
+  float("nan"),
+  float("inf"),
+  -float("inf"),
+)
+
+
 def other_value(rng, value):
   """A value of a config: of any type, or a number that is far or near."""
-  kind = rng.randrange(3)
-  if kind == 0:
-    return rng.choice(
-      (None, True, False, (), [], {}, "", b"x", 1j, object(), len, np.int64(3))
-    )
-
-  if kind == 1 or isinstance(value, bool | str | tuple):
-    if isinstance(value, str):
-      return mutate(rng, value.encode()).decode("latin1")
-    if isinstance(value, tuple):
-      return tuple(other_value(rng, x) for x in (*value, 1)[rng.randrange(3) :])
-    far = -1, 0, 1, 7, 2**31, 2**64, 10**30, 1e-300, 1e300, 0.5
-    return rng.choice((*far, -0.0, float("nan"), float("inf"), -float("inf")))
+  kind = rng.choice(("any type", "far", "near"))
+  if kind == "any type":
+    return rng.choice(ANY_TYPE)
+  if isinstance(value, str):
+    return mutate(rng, value.encode()).decode("latin1")
+  if isinstance(value, tuple):
+    items = (*value, 1)[rng.randrange(3) :]
+    return tuple(other_value(rng, item) for item in items)
+  if kind == "far" or isinstance(value, bool):
+    return rng.choice(FAR)
 
   number = value + rng.choice((-1, 1, 0.1)) * rng.random() * (1 + abs(value))
   return type(value)(number)

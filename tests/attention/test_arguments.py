@@ -196,15 +196,17 @@ def test_extreme_scores_are_as_in_float64(scale, softcap, backend):
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
 @pytest.mark.parametrize("is_traced", [False, True])
 def test_segments_of_up_to_32_bits_are_compared_exactly(dtype, is_traced):
+  documents = np.arange(N) // 17
   # The ends of their range, which are the same in fewer bits.
   limits = np.iinfo(dtype)
   values = np.array([limits.min, limits.max, 5, limits.max - 1], dtype)
-  segments = values[np.arange(N) // 17][None].repeat(2, 0)
-  function = functools.partial(attend, patterns=Causal())
-  call = lambda x: function(*inputs(), segments_BL=x)
-  found = jax.jit(call)(segments) if is_traced else call(segments)
-  expected = call(np.arange(N)[None].repeat(2, 0) // 17)
-  np.testing.assert_array_equal(found, expected)
+
+  def run(documents):
+    segments = documents[None].repeat(2, 0)
+    return attend(*inputs(), Causal(), segments_BL=segments)
+
+  found = (jax.jit(run) if is_traced else run)(values[documents])
+  np.testing.assert_array_equal(found, run(documents))
 
 
 @pytest.mark.parametrize("is_traced", [False, True])

@@ -274,9 +274,13 @@ def test_the_batch_of_a_cache_can_be_symbolic():
 
 def test_layers_of_a_cache_take_the_same_prompt_and_steps():
   x = jnp.ones((2, 4, 2, 4))
-  cache = attention.fill_cache(fill(make(layers=2), 4), None, x, x, layer=1)
-  assert cache.groups[0].k[1].any()
-  assert not cache.groups[0].k[0].any()
-  assert cache.groups[0].positions.tolist() == [3, -1, 2, -1]
-  cache = step(step(make(layers=2))[1], layer=1)[1]
-  assert int(step(cache, t=1)[1].count) == 2
+  filled = fill(make(layers=2), 4)  # the first layer with zeros
+  (group,) = attention.fill_cache(filled, None, x, x, layer=1).groups
+  assert group.k[1].any()
+  assert not group.k[0].any()
+  assert group.positions.tolist() == [3, -1, 2, -1]
+
+  _, cache = step(make(layers=2))
+  _, cache = step(cache, layer=1)
+  _, cache = step(cache, t=1)
+  assert int(cache.count) == 2

@@ -175,15 +175,14 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   """The pair of a query and itself is missing, or that with the next key."""
   questions, plan = asked("full tiles", dtype)
   lists = getattr(plan.tables, side)
-  items = lists.items[(lists.items[:, 0] == 0) & (lists.items[:, 1] == 2)]
-  here = range(items[0, 2], items[0, 3])
-  (where,) = (i for i in here if lists.others[i, 0] == 2)
-  column = 20 + step * other
-  masks = lists.masks.view(np.uint32).copy()
-  masks[lists.others[where, 1], 20, column // 32] ^= np.uint32(1 << column % 32)
-  lists = lists._replace(masks=masks.view(np.int32))
-  tables = plan.tables._replace(**{side: lists})
-
+  # Of head 0, the item of tile 2, and its partial tile on the diagonal.
+  is_item = (lists.items[:, 0] == 0) & (lists.items[:, 1] == 2)
+  _, _, first, middle, *_ = lists.items[is_item][0]
+  (where,) = (i for i in range(first, middle) if lists.others[i, 0] == 2)
+  changed = flip(
+    lists, lists.others[where, 1], row=20, column=20 + step * other
+  )
+  tables = plan.tables._replace(**{side: changed})
   assert faults_of(questions, dataclasses.replace(plan, tables=tables))
 
 
@@ -199,30 +198,39 @@ BATCHES = 6
 OF_BATCH = 40
 
 
+def flip(lists, mask, row, column):
+  """Adds a pair to a mask, or removes it."""
+  masks = lists.masks.view(np.uint32).copy()
+  masks[mask, row, column // 32] ^= np.uint32(1 << column % 32)
+  return lists._replace(masks=masks.view(np.int32))
+
+
 def pair(lists, positions, rng):
   """One pair of a partial tile is added or removed."""
-  items = lists.items[lists.items[:, 3] > lists.items[:, 2]]
-  _, tile, first, middle, *_ = items[rng.integers(len(items))]
-  other, number, *_ = lists.others[rng.integers(first, middle)]
-  row, column = (
-    rng.choice(np.flatnonzero(x[i] >= 0))
-    for x, i in zip(positions, (tile, other), strict=True)
-  )
-  masks = lists.masks.view(np.uint32).copy()
-  masks[number, row, column // 32] ^= np.uint32(1 << column % 32)
-  return lists._replace(masks=masks.view(np.int32))
+  partial = lists.items[lists.items[:, 3] > lists.items[:, 2]]
+  _, tile, first, middle, *_ = partial[rng.integers(len(partial))]
+  other, mask, *_ = lists.others[rng.integers(first, middle)]
+  mine, others = positions
+  row = rng.choice(np.flatnonzero(mine[tile] >= 0))
+  column = rng.choice(np.flatnonzero(others[other] >= 0))
+  return flip(lists, mask, row, column)
 
 
 def bound(lists, positions, rng):
   """An item begins or ends a tile early or late, or masks one more or less."""
   del positions
   items = lists.items.copy()
-  column, step = rng.choice([(2, 1), (3, 1), (3, -1), (4, -1)])
-  able = items[:, column] + step
-  able = (items[:, 2] <= able) & (able <= items[:, 4]) & (items[:, 4] > 0)
-  row = items[rng.choice(np.flatnonzero(able & (items[:, 2] < items[:, 4])))]
-  row[column] += step
-  row[3] = np.clip(row[3], row[2], row[4])
+  first, middle, last = 2, 3, 4  # columns
+  column, step = rng.choice([(first, 1), (middle, 1), (middle, -1), (last, -1)])
+  changed = items[:, column] + step
+  is_able = (
+    (items[:, first] < items[:, last])
+    & (items[:, first] <= changed)
+    & (changed <= items[:, last])
+  )
+  item = items[rng.choice(np.flatnonzero(is_able))]
+  item[column] += step
+  item[middle] = np.clip(item[middle], item[first], item[last])
   return lists._replace(items=items)
 
 

@@ -65,19 +65,21 @@ def folder(root):
 
 
 def test_stock_copy_is_read_in_color_and_in_gray(root):
-  found = {split: rows(root, split) for split in data.SPLITS}
-  assert list(map(len, found.values())) == [6, 3, 4]
-  numbers = {bytes(image): i for i, image in enumerate(PIXELS)}
-  train = [numbers[x] for x in found["train"] + found["validation"]]
+  number_of = {bytes(image): i for i, image in enumerate(PIXELS)}
+  numbers = {
+    split: [number_of[row] for row in rows(root, split)]
+    for split in data.SPLITS
+  }
+  assert len(numbers["train"]) == 6
+  assert sorted(numbers["train"] + numbers["validation"]) == [*range(9)]
+  assert sorted(numbers["test"]) == [*range(9, 13)]
 
-  assert sorted(train) == [*range(9)]
-  assert sorted(numbers[x] for x in found["test"]) == [*range(9, 13)]
   source = source_of("cifar10_gray", root)
   assert source.classes == cifar10.CLASSES
-  for split, of_split in found.items():
-    for color, row in zip(of_split, source.examples(split), strict=True):
-      gray = cifar10.gray(PIXELS[numbers[color]])
-      np.testing.assert_array_equal(row, [*gray, numbers[color] % 10, 1024])
+  for split, of_split in numbers.items():
+    for number, row in zip(of_split, source.examples(split), strict=True):
+      gray = cifar10.gray(PIXELS[number])
+      np.testing.assert_array_equal(row, [*gray, number % 10, 1024])
 
 
 def test_split_of_released_models_is_by_number(root):

@@ -34,15 +34,16 @@ def wav(samples, rate=12_000):
 def riff(*chunks, form=(1, 1, 12_000, 24_000, 2, 16), more=b"", name=b"RIFF"):
   """A WAV file of chunks (name, content[, claimed size]) after its format."""
   order = ">" if name == b"RIFX" else "<"
-  content = b""
-  fmt = b"fmt ", struct.pack(order + "HHIIHH", *form) + more
-  first = [x for x in chunks if x[0] == b"ds64"]
-  for name_of, part, *size in [*first, fmt, *chunks[len(first) :]]:
-    claimed = size[0] if size else len(part)
-    content += name_of + struct.pack(order + "I", claimed) + part
-    content += bytes(len(part) % 2)
+  first = [chunk for chunk in chunks if chunk[0] == b"ds64"]
+  format_chunk = b"fmt ", struct.pack(order + "HHIIHH", *form) + more
+  rest = chunks[len(first) :]
 
-  return name + struct.pack(order + "I", 4 + len(content)) + b"WAVE" + content
+  content = b"WAVE"
+  for chunk_name, part, *size in (*first, format_chunk, *rest):
+    claimed = size[0] if size else len(part)
+    padding = bytes(len(part) % 2)
+    content += chunk_name + struct.pack(order + "I", claimed) + part + padding
+  return name + struct.pack(order + "I", len(content)) + content
 
 
 LEVELS = np.array([0, 200, -9000, 32767, -32768], "<i2")
@@ -72,18 +73,23 @@ def test_saved_symbols_decode_to_the_same_symbols(codec, tmp_path):
 
 def test_several_sequences_are_saved(tmp_path):
   sequences = np.random.RandomState(0).randint(0, 4, (3, 150)).astype(np.uint8)
-  (path,) = codecs.Text().save(tmp_path / "samples", sequences)
-  parts = path.read_bytes().split(codecs.RULE)
 
+  def save(codec, rows=sequences):
+    return codec.save(tmp_path / "samples", rows)
+
+  (text,) = save(codecs.Text())
+  parts = text.read_bytes().split(codecs.RULE)
   assert parts == [row.tobytes() for row in sequences]
-  (path,) = codecs.Fasta().save(tmp_path / "samples", sequences)
-  assert max(map(len, path.read_text().splitlines())) == 70
-  found = codecs.Fasta().decode(path.read_bytes(), path)
+
+  (fasta,) = save(codecs.Fasta())
+  found = codecs.Fasta().decode(fasta.read_bytes(), fasta)
   np.testing.assert_array_equal(found, sequences.ravel())
-  paths = codecs.Audio(12_000).save(tmp_path / "samples", sequences)
-  assert [path.name for path in paths] == [f"samples_{i}.wav" for i in range(3)]
-  codecs.Audio(12_000).save(tmp_path / "samples", sequences[:2])
-  assert sorted(tmp_path.glob("*.wav")) == paths[:2]
+  assert max(map(len, fasta.read_text().splitlines())) == 70
+
+  sounds = save(codecs.Audio(12_000))
+  assert [x.name for x in sounds] == [f"samples_{i}.wav" for i in range(3)]
+  save(codecs.Audio(12_000), sequences[:2])  # those of before are removed
+  assert sorted(tmp_path.glob("*.wav")) == sounds[:2]
 
 
 @pytest.mark.parametrize(
@@ -145,22 +151,25 @@ def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
 
 
 def bases_by_line(data, separator):
-  """What `Fasta` reads, an object for each line."""
-  lines = [x.strip() for x in data.removeprefix(b"\xef\xbb\xbf").splitlines()]
-  lines = [line for line in lines if line and not line.startswith(b";")]
-
-  assert lines[0].startswith(b">")
+  """What `Fasta` reads, line by line and letter by letter."""
   end = b"" if separator is None else b"\n"
-  parts = [end if line.startswith(b">") else line for line in lines[1:]]
-  text = b"".join([*parts, end]).upper().replace(b"U", b"T").replace(b" ", b"")
-  letters = np.array([*text], np.uint8)
+  text = b""
+  lines = data.removeprefix(b"\xef\xbb\xbf").splitlines()
+  for line in lines:
+    line = line.strip()
+    if line.startswith(b">"):
+      text += end
+    elif not line.startswith(b";"):
+      text += line.upper().replace(b"U", b"T").replace(b" ", b"")
+  # The first record begins, and the last one ends.
+  letters = np.array([*text.removeprefix(end), *end], np.uint8)
+
   random = np.random.RandomState(0)
   for letter, bases in codecs.AMBIGUOUS.items():
     here = np.flatnonzero(letters == ord(letter))
     drawn = random.randint(len(bases), size=len(here))
     letters[here] = [ord(bases[i]) for i in drawn]
-
-  return [b"ACGT\n".index(x) for x in letters]
+  return [b"ACGT\n".index(letter) for letter in letters]
 
 
 LINES = (
@@ -351,15 +360,16 @@ def test_sound_of_no_samples_is_none():
 def test_mu_law_is_monotonic_and_invertible():
   levels = np.arange(256, dtype=np.uint8)
   wave = codecs.expand(levels)
-
   np.testing.assert_array_equal(codecs.compress(wave), levels)
-  assert (np.diff(wave) > 0).all()
   np.testing.assert_allclose(wave[[0, -1]], [-1, 1])
+  assert (np.diff(wave) > 0).all()
 
-  # ln(1 + 255 x) / ln 256, rounded to 255 steps of [-1, 1].
-  level = round((np.log(1 + 255 * 0.1) / np.log(256) + 1) / 2 * 255)
+
+def test_mu_law_is_that_of_its_formula():
+  # Rounded to 255 steps of [-1, 1]; what is louder is cut.
+  loudness = np.log(1 + 255 * 0.1) / np.log(256)
+  level = round((loudness + 1) / 2 * 255)
   found = codecs.compress(np.array([0.1, 7.0, -7.0]))
-
   np.testing.assert_array_equal(found, [level, 255, 0])
 
 

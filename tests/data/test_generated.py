@@ -17,11 +17,13 @@ def test_copies_have_as_many_new_symbols_as_the_noise_says():
   exact = sequences("repeat", period=6, noise=0.0)
   assert set(exact.flat) == set(range(7))
   np.testing.assert_array_equal(exact[:, 6:], exact[:, :-6])
+
   noisy = sequences("repeat", period=6, noise=0.2)
-  block = noisy[:, np.arange(16) % 6]
+  original = noisy[:, np.arange(16) % 6]
+  is_changed = noisy != original
   # One of seven draws is the old symbol.
-  changed = (noisy != block)[:, 6:].mean(axis=0)
-  np.testing.assert_allclose(changed, 0.2 * 6 / 7, atol=0.02)
+  share = is_changed[:, 6:].mean(axis=0)
+  np.testing.assert_allclose(share, 0.2 * 6 / 7, atol=0.02)
 
 
 def test_every_key_is_asked_once_and_answered_by_its_value():

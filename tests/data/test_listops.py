@@ -85,13 +85,25 @@ def test_label_is_the_value_of_an_expression_within_bounds(least, most, number):
 
 def test_operations_and_their_arguments_are_drawn_evenly():
   examples = [example(2, 2000, "test", i)[0] for i in range(1000)]
-  operators = np.bincount([x[0] for x in examples], minlength=16)[11:15]
-  assert abs(operators / 250 - 1).max() < 0.2
-  digits = np.bincount(np.concatenate(examples))[1:11]
-  assert abs(digits / digits.mean() - 1).max() < 0.1
-  counts = np.bincount([n for x in examples for n in sizes_of(text_of(x))[1]])
+
+  operators = np.bincount([symbols[0] for symbols in examples], minlength=16)
+  assert deviation(operators[11:15]) < 0.2
+
+  digits = np.bincount(np.concatenate(examples))
+  assert deviation(digits[1:11]) < 0.1
+
+  numbers = []  # of arguments
+  for symbols in examples:
+    _, of_example = sizes_of(text_of(symbols))
+    numbers += of_example
+  counts = np.bincount(numbers)
   assert len(counts) == 11
-  assert abs(counts[2:] / counts[2:].mean() - 1).max() < 1
+  assert deviation(counts[2:]) < 1
+
+
+def deviation(counts):
+  """The largest one from the mean, as a share of it."""
+  return abs(counts / counts.mean() - 1).max()
 
 
 def test_examples_are_a_function_of_split_and_index():

@@ -299,25 +299,28 @@ TEXTS = {
 def test_rows_have_symbols_label_and_size(tmp_path):
   write_classes(tmp_path, TEXTS)
   source = source_of("labelled", tmp_path, length=10)
+  rows = {split: np.stack([*source.examples(split)]) for split in data.SPLITS}
+  train = rows["train"]
+  labels = train[:, -2]
 
   assert source.classes == ("no", "yes")
-  rows = {x: np.stack(list(source.examples(x))) for x in data.SPLITS}
   assert [len(x) for x in rows.values()] == [14, 7, 7]
-  assert rows["train"].dtype == np.uint8
-  no, yes = (rows["train"][rows["train"][:, -2] == x] for x in (0, 1))
+  assert train.dtype == np.uint8
   # The first half of the files of each class, in an order of no class.
+  no = train[labels == 0]
+  yes = train[labels == 1]
   assert sorted(no[:, 0]) == [*range(10)]
-  assert len(yes) == 4
   for row in no:
-    assert row[-1] == row[0] + 1
-    assert (row[: row[-1]] == row[0]).all()
-    assert not row[row[-1] : -2].any()
-  assert (yes == [*b"abc", *[0] * 7, 1, 3]).all()
-  assert (np.diff(rows["train"][:, -2].astype(int)) != 0).sum() > 1
-  longest = np.stack(list(source.examples("test")))
-  assert longest[:, -1].max() == 10  # cut
+    size = row[0] + 1
+    np.testing.assert_array_equal(row[:size], row[0])
+    np.testing.assert_array_equal(row[size:-2], 0)
+    assert row[-1] == size
+  np.testing.assert_array_equal(yes, [[*b"abc", *[0] * 7, 1, 3]] * 4)
+  assert (np.diff(labels.astype(int)) != 0).sum() > 1
+
+  assert rows["test"][:, -1].max() == 10  # cut
   window, scored = source.windows("test")[0]
-  np.testing.assert_array_equal(window, longest[0])
+  np.testing.assert_array_equal(window, rows["test"][0])
   assert scored.tolist() == [True]
 
 

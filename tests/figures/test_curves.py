@@ -99,16 +99,20 @@ def test_means_are_of_blocks_that_cover_all_positions(n, min_context):
 
 
 def test_positions_that_are_not_scored_are_left_out():
-  of_positions(np.full(50, np.nan), min_context=0)
   bits_L = np.random.RandomState(0).rand(200)
-  bits_L[:7] = bits_L[50] = np.nan
-  means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))
+  bits_L[:7] = np.nan
+  bits_L[50] = np.nan
+  dots, _, _ = points(of_positions(bits_L, 0))
+  assert np.isnan(np.array(dots)[:, 1]).sum() == 8
 
+  means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))
   assert np.isnan(means[:2]).all()
   expected = [np.nanmean(bits_L[i : i + 3]) for i in range(6, 200, 3)]
   np.testing.assert_allclose(means[2:], expected)
-  dots, _, _ = points(of_positions(bits_L, 0))
-  assert np.isnan(np.array(dots)[:, 1]).sum() == 8
+
+
+def test_nothing_that_is_scored_can_be_drawn():
+  of_positions(np.full(50, np.nan), min_context=0)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -37,19 +37,21 @@ def colors_of_cells(figure, path):
   ],
 )
 def test_saved_picture_shows_each_key_and_each_query(shape, n, tmp_path):
-  drawn = (catalogue.Around(), patterns.Strided(5), patterns.BigBird(4))
+  drawn = catalogue.Around(), patterns.Strided(5), patterns.BigBird(4)
   titles = [str(pattern) for pattern in drawn]
   figure = pictures.panels(titles, drawn, shape, n)
-  found = list(colors_of_cells(figure, tmp_path / "p.png"))
+  found = [*colors_of_cells(figure, tmp_path / "p.png")]
+
   query = int(n * 0.71)
   for pattern, top, bottom in zip(drawn, found[:3], found[3:], strict=True):
-    expected = np.full((np.prod(shape), 3), WHITE)
-    expected[pattern.keys(query, n)] = KEY
-    expected[query] = QUERY
-    np.testing.assert_array_equal(top, expected.reshape(shape[0], -1, 3))
-    expected = np.where(pattern.matrix(n)[..., None], KEY, WHITE)
-    expected[range(n), range(n)] = QUERY
-    np.testing.assert_array_equal(bottom, expected)
+    of_query = np.full((np.prod(shape), 3), WHITE)
+    of_query[pattern.keys(query, n)] = KEY
+    of_query[query] = QUERY
+    np.testing.assert_array_equal(top, of_query.reshape(shape[0], -1, 3))
+
+    of_all = np.where(pattern.matrix(n)[..., None], KEY, WHITE)
+    of_all[range(n), range(n)] = QUERY
+    np.testing.assert_array_equal(bottom, of_all)
 
 
 @pytest.mark.parametrize("n", [5, 64, 256, 300])

@@ -104,15 +104,17 @@ def test_result_in_bfloat16_is_that_in_float32_within_its_rounding():
 
 def test_losses_are_those_of_the_definitions():
   logits = np.random.RandomState(0).randn(2, 9, 4).astype(np.float32)
+  sums = np.exp(logits).sum(-1, keepdims=True)
+  p = np.exp(logits) / sums
   chosen, _ = experts.choose(jnp.asarray(logits), 2)
-  found = experts.measure(jnp.asarray(logits), chosen)
-  p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-
   np.testing.assert_array_equal(chosen, np.argsort(-p, axis=-1)[..., :2])
-  share = np.bincount(np.ravel(chosen), minlength=4) / chosen.size
-  balance = 4 * (share * p.mean((0, 1))).sum()
-  z = (np.log(np.exp(logits).sum(-1)) ** 2).mean()
 
-  np.testing.assert_allclose(found["load_balance"], balance, rtol=1e-5)
-  np.testing.assert_allclose(found["router_z"], z, rtol=1e-5)
-  np.testing.assert_allclose(found["expert_load"], 4 * share, rtol=1e-6)
+  found = experts.measure(jnp.asarray(logits), chosen)
+  share = np.bincount(np.ravel(chosen), minlength=4) / chosen.size
+  expected = {
+    "expert_load": 4 * share,
+    "load_balance": 4 * (share * p.mean((0, 1))).sum(),
+    "router_z": (np.log(sums) ** 2).mean(),
+  }
+  for name, value in expected.items():
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)

@@ -73,11 +73,16 @@ def test_backward_pass_keeps_what_remat_says(remat, of_attention, mlp):
   loss, params = remat_loss(remat)
   pullback = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
   saved = collections.Counter(x.shape for x in jax.tree.leaves(pullback))
-  found = {s: c for s, c in saved.items() if s[:4] == (6, 2, 96, 2)}
-  assert found == of_attention
-  assert ((6, 2, 96, 128) in saved) == mlp  # the MLP's inner width
-  # Scores are never kept: nothing has two axes of positions.
-  assert not any(shape.count(96) > 1 for shape in saved)
+
+  by_head = {}
+  for shape, count in saved.items():
+    if shape[:4] == (6, 2, 96, 2):
+      by_head[shape] = count
+    # Scores are never kept: nothing has two axes of positions.
+    assert shape.count(96) <= 1
+  assert by_head == of_attention
+  inner_width = 6, 2, 96, 128
+  assert (inner_width in saved) == mlp
 
 
 def test_attention_is_not_repeated_when_its_outputs_are_kept():

@@ -67,22 +67,25 @@ def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
 def test_symbols_are_drawn_from_the_softmax(temperature):
+  num = 20_000
   logits = np.random.RandomState(0).normal(size=5).astype(np.float32)
 
   def apply(params, tokens_BL):
     return jnp.broadcast_to(params, (*tokens_BL.shape, 5))
 
-  num = 20_000
-  sampler = Sampler(temperature)
-  found = draw(apply, logits[None, None], sampler, num=num, length=2)
+  params = logits[None, None]
+  found = np.asarray(
+    draw(apply, params, Sampler(temperature), num=num, length=2)
+  )
+
   p = np.exp(logits / temperature)
   p /= p.sum()
-  for t in range(2):
-    share = np.bincount(np.asarray(found[:, t]), minlength=5) / num
-    assert np.all(abs(share - p) < 5 * np.sqrt(p * (1 - p) / num))
+  for symbols in found.T:
+    share = np.bincount(symbols, minlength=5) / num
+    deviation = np.sqrt(p * (1 - p) / num)
+    assert np.all(abs(share - p) < 5 * deviation)
   # Neighbors are drawn independently of each other.
   joint = np.mean((found[:, 0] == 0) & (found[:, 1] == 0))
-
   assert abs(joint - p[0] ** 2) < 5 * p[0] / np.sqrt(num)
 
 

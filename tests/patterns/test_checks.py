@@ -290,11 +290,17 @@ def test_union_of_patterns_in_natural_order_is_one_part():
 
 
 def test_patterns_are_values():
-  made = [Local(4) | Strided(4), Local(4) | Strided(4), Local(4) | Strided(5)]
-  assert made[0] == made[1] != made[2]
-  assert len(set(made)) == 2
-  assert Local(4) | Strided(4) != Local(4) & Strided(4)
-  assert Strided(4, 0) == Strided(4) != Strided(4, 1)
+  pattern = Local(4) | Strided(4)
+  same = Local(4) | Strided(4)
+  others = Local(4) | Strided(5), Local(4) & Strided(4)
+  assert pattern == same
+  assert hash(pattern) == hash(same)
+  assert pattern not in others
+
+
+def test_fields_are_compared_and_shown_by_value():
+  assert Strided(4, 0) == Strided(4)
+  assert Strided(4, 1) != Strided(4)
   assert str(Strided(4, 0)) == "Strided(4)"
   assert repr(Strided(np.int64(4))) == repr(Strided(4))
 

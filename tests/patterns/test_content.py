@@ -78,32 +78,38 @@ def test_static_pairs_are_split_off(pattern, static, content):
   assert pattern.split() == (static, tuple(content))
 
 
-@pytest.mark.parametrize(
-  "pattern",
-  [
-    LOCAL | A | STRIDED | B,
-    (A | LOCAL) & (B | STRIDED),
-    (LOCAL & (A | STRIDED)) | (B - A),
-    ((A | LOCAL) - STRIDED) | (B & A),
-  ],
-  ids=str,
+SPLIT = (
+  LOCAL | A | STRIDED | B,
+  (A | LOCAL) & (B | STRIDED),
+  (LOCAL & (A | STRIDED)) | (B - A),
+  ((A | LOCAL) - STRIDED) | (B & A),
 )
+
+
+@pytest.mark.parametrize("pattern", SPLIT, ids=str)
 def test_split_has_each_pair_once(pattern):
   n = 24
-  i = np.arange(n)
   random = np.random.RandomState(0)
   # In place of the pairs that follow the content.
   sets = {c: Pairs(random.rand(n, n) < 0.5) for c in (A, B)}
-  static, content = pattern.split()
-  parts = [*content] if static is None else [static, *content]
-  masks = [part.bind(sets).mask(i[:, None], i) for part in parts]
-  total = np.sum([mask.astype(int) for mask in masks], axis=0)
+  static, parts = pattern.split()
+  if static is not None:
+    parts = static, *parts
+  counts = sum(bound_mask(part, sets, n).astype(int) for part in parts)
+  np.testing.assert_array_equal(counts, bound_mask(pattern, sets, n))
 
-  np.testing.assert_array_equal(total, pattern.bind(sets).mask(i[:, None], i))
+
+def test_support_has_all_pairs_of_the_past():
+  n = 24
   sets = {c: Pairs(np.tri(n, dtype=bool)) for c in (A, B)}
-  bound = pattern.bind(sets).mask(i[:, None], i)
+  for pattern in SPLIT:
+    mask = bound_mask(pattern, sets, n)
+    assert not (mask & ~pattern.support().matrix(n)).any()
 
-  assert not (bound & ~pattern.support().matrix(n)).any()
+
+def bound_mask(pattern, sets, n):
+  i = np.arange(n)
+  return pattern.bind(sets).mask(i[:, None], i)
 
 
 def test_directions_of_lsh_are_its_own_in_each_layer():

@@ -106,17 +106,14 @@ def test_divisors_are_checked_before_the_division(divide, divisor):
 
 
 def test_the_interval_of_an_absolute_value_is_exact():
-  low, high = (x.ravel() for x in np.indices((13, 13)) - 6)
-  low, high = low[low <= high], high[low <= high]
-  found = abs(intervals.Interval(low, high)).bounds()
-  values = [abs(np.arange(a, b + 1)) for a, b in zip(low, high, strict=True)]
-
-  np.testing.assert_array_equal(found[0], [x.min() for x in values])
-  np.testing.assert_array_equal(found[1], [x.max() for x in values])
-
-  for a, b in zip(low.tolist(), high.tolist(), strict=True):
-    one = abs(intervals.Int32(a, b)).bounds()
-    assert one == (min(map(abs, (a, b))) * (a * b > 0), max(abs(a), abs(b)))
+  bounds = [(a, b) for a in range(-6, 7) for b in range(a, 7)]
+  low, high = np.transpose(bounds)
+  found = np.transpose(abs(intervals.Interval(low, high)).bounds())
+  for (a, b), pair in zip(bounds, found, strict=True):
+    values = [abs(x) for x in range(a, b + 1)]
+    expected = min(values), max(values)
+    assert tuple(pair) == expected
+    assert abs(intervals.Int32(a, b)).bounds() == expected
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])

@@ -42,7 +42,15 @@ DOCUMENTS = np.digitize(np.arange(N), ENDS)
 SEGMENTS = np.stack([DOCUMENTS] * 2)
 COTANGENT = np.cos(np.arange(2 * N * HEADS * 12, dtype=np.float32))
 COTANGENT = COTANGENT.reshape(2, N, HEADS, 12)
-inputs = lambda x=0: laws.random_inputs(N, HEADS, group=GROUP, seed=x)[:3]
+
+
+def inputs(x=0):
+  return laws.random_inputs(
+    N,
+    HEADS,
+    group=GROUP,
+    seed=x,
+  )[:3]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -126,6 +134,7 @@ def test_arrays_may_lack_the_axis_of_the_batch():
     return attend(q, k, v, heads, segments_BL=DOCUMENTS, tile=8)
 
   expected = run(heads, "dense", q, k, v, SEGMENTS)
+
   np.testing.assert_allclose(one_by_one(q, k, v), expected, atol=1e-5)
 
   out, lse = attend(q[0], k[0], v[0], Local(9), return_lse=True)
@@ -137,13 +146,19 @@ def test_arrays_may_lack_the_axis_of_the_batch():
 
 def test_sinks_may_have_16_bits_and_the_scale_be_an_array():
   sinks = jnp.linspace(-1.0, 2.0, HEADS)
-  expected = attend(*inputs(), Local(9), sinks_H=sinks, scale=0.5)
+  expected = attend(
+    *inputs(),
+    Local(9),
+    sinks_H=sinks,
+    scale=0.5,
+  )
   found = attend(
     *inputs(),
     Local(9),
     sinks_H=sinks.astype("bfloat16"),
     scale=jnp.float32(0.5),
   )
+
   np.testing.assert_allclose(found, expected, atol=0.02)
 
 
@@ -151,14 +166,36 @@ def test_sinks_may_have_16_bits_and_the_scale_be_an_array():
   "of", [float, np.float16, np.float64, jnp.bfloat16, jnp.float32, np.asarray]
 )
 def test_numbers_may_be_of_any_width(of):
-  expected = attend(*inputs(), Local(9), scale=0.5, softcap=2.0)
-  found = attend(*inputs(), Local(9), scale=of(0.5), softcap=of(2.0))
+  expected = attend(
+    *inputs(),
+    Local(9),
+    scale=0.5,
+    softcap=2.0,
+  )
+  found = attend(
+    *inputs(),
+    Local(9),
+    scale=of(0.5),
+    softcap=of(2.0),
+  )
+
   np.testing.assert_array_equal(found, expected)
 
 
 def test_numbers_may_be_integers():
-  expected = attend(*inputs(), Local(9), scale=1.0, softcap=2.0)
-  found = attend(*inputs(), Local(9), scale=1, softcap=np.int64(2))
+  expected = attend(
+    *inputs(),
+    Local(9),
+    scale=1.0,
+    softcap=2.0,
+  )
+  found = attend(
+    *inputs(),
+    Local(9),
+    scale=1,
+    softcap=np.int64(2),
+  )
+
   np.testing.assert_array_equal(found, expected)
 
 
@@ -206,6 +243,7 @@ def test_segments_of_up_to_32_bits_are_compared_exactly(dtype, is_traced):
     return attend(*inputs(), Causal(), segments_BL=segments)
 
   found = (jax.jit(run) if is_traced else run)(values[documents])
+
   np.testing.assert_array_equal(found, run(documents))
 
 
@@ -217,7 +255,10 @@ def test_segments_of_64_bits_are_never_cut(dtype, is_traced):
   run = jax.jit if is_traced else lambda f: f
   with jax.enable_x64(True):
     arrays = [x[0] for x in inputs()]
-    call = lambda x: attend(*arrays, Causal(), segments_BL=x)
+
+    def call(x):
+      return attend(*arrays, Causal(), segments_BL=x)
+
     for given in (jnp.asarray(hashes), *([] if is_traced else [hashes])):
       with refused("must fit in 32 bits") as error:
         run(call)(given)

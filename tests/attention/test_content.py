@@ -198,7 +198,12 @@ def test_top_blocks_with_the_own_block_are_those_of_moba():
   q, k, *_ = laws.random_inputs(77, 3)
   pattern = Block(8) | TopBlocks(8, 3)
   found = realize(q, k, (pattern,) * 3)
-  moba = functools.partial(content.moba, size=8, top_k=4)
+  moba = functools.partial(
+    content.moba,
+    size=8,
+    top_k=4,
+  )
+
   np.testing.assert_array_equal(found, content.over_heads(moba, q, k))
 
 
@@ -239,6 +244,9 @@ def test_wrong_directions_are_rejected(patterns, directions, words):
 @pytest.mark.parametrize("size", [3, 50, 10**6])
 def test_tables_of_blocks_do_not_grow_beyond_the_positions(size):
   blocks = jnp.full((1, 1, 50, 1), -1, jnp.int32)
-  lay_out = lambda x: found_tiles.lay_out(Chosen(x, size), tile=16).keys
+
+  def lay_out(x):
+    return found_tiles.lay_out(Chosen(x, size), tile=16).keys
+
   keys = jax.eval_shape(lay_out, blocks)
   assert keys.shape[-1] <= 50 + size % 50

@@ -276,6 +276,7 @@ def test_layers_of_a_cache_take_the_same_prompt_and_steps():
   x = jnp.ones((2, 4, 2, 4))
   filled = fill(make(layers=2), 4)  # the first layer with zeros
   (group,) = attention.fill_cache(filled, None, x, x, layer=1).groups
+
   assert group.k[1].any()
   assert not group.k[0].any()
   assert group.positions.tolist() == [3, -1, 2, -1]
@@ -283,4 +284,5 @@ def test_layers_of_a_cache_take_the_same_prompt_and_steps():
   _, cache = step(make(layers=2))
   _, cache = step(cache, layer=1)
   _, cache = step(cache, t=1)
+
   assert int(cache.count) == 2

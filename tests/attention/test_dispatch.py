@@ -147,7 +147,11 @@ def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):
   found = products(lower("auto"))
 
   assert found == products(lower(executor))
-  other = {"streamed": "batched", "batched": "streamed"}[executor]
+  other = {
+    "streamed": "batched",
+    "batched": "streamed",
+  }[executor]
+
   assert found != products(lower(other))
 
 
@@ -228,7 +232,9 @@ def test_eager_calls_compile_once(caplog):
   q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 64, 2, 16))
 
   def run(scale):
-    value = lambda q: (attend(scale * q, k, v, TWO_PARTS) ** 2).sum()
+    def value(q):
+      return (attend(scale * q, k, v, TWO_PARTS) ** 2).sum()
+
     return jax.value_and_grad(value)(q)
 
   run(1.0)

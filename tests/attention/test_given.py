@@ -56,6 +56,7 @@ def test_they_combine_with_content_and_spans(content):
   )
   found = jax.jit(run)(q, k, v)
   expected = jax.jit(functools.partial(run, backend="dense"))(q, k, v)
+
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -107,7 +108,9 @@ def test_functions_are_evaluated_wherever_attention_is_traced():
   pattern = where(lambda q, k: jnp.asarray(words)[q] == jnp.asarray(words)[k])
   q, k, v, *_ = laws.random_inputs(N, 2)
   expected = attend(q, k, v, explicit(words[:, None] == words))
-  single = lambda *x: attend(*x, pattern)
+
+  def single(*x):
+    return attend(*x, pattern)
 
   for run in (
     single,

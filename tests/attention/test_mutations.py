@@ -180,9 +180,13 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   _, _, first, middle, *_ = lists.items[is_item][0]
   (where,) = (i for i in range(first, middle) if lists.others[i, 0] == 2)
   changed = flip(
-    lists, lists.others[where, 1], row=20, column=20 + step * other
+    lists,
+    lists.others[where, 1],
+    row=20,
+    column=20 + step * other,
   )
   tables = plan.tables._replace(**{side: changed})
+
   assert faults_of(questions, dataclasses.replace(plan, tables=tables))
 
 
@@ -220,7 +224,10 @@ def bound(lists, positions, rng):
   """An item begins or ends a tile early or late, or masks one more or less."""
   del positions
   items = lists.items.copy()
-  first, middle, last = 2, 3, 4  # columns
+  # columns
+  first = 2
+  middle = 3
+  last = 4
   column, step = rng.choice([(first, 1), (middle, 1), (middle, -1), (last, -1)])
   changed = items[:, column] + step
   is_able = (
@@ -250,9 +257,9 @@ def test_check_of_a_run_refuses_random_changes_of_tables(batch):
   ((plan, _),) = Mutant().plans(request)
   inputs = verification.draw(heads, CHECKED_AT, (16, 16, 4), "bfloat16")
   expected = laws.reference(*inputs, heads)
-  wrong = lambda x: verification.compare(
-    run_tables(x, *inputs), expected, "bfloat16"
-  )[1]
+
+  def wrong(x):
+    return verification.compare(run_tables(x, *inputs), expected, "bfloat16")[1]
 
   assert not wrong(plan)
   accepted = []

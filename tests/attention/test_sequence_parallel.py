@@ -248,10 +248,14 @@ def test_what_cannot_be_split_is_rejected(patterns, changes, words, request):
 def test_sums_are_not_rounded(pattern, spec, dtype, kernels, monkeypatch):
   found = []
   forward = kernels.forward
-  run = lambda *given: found.append(forward(*given)) or found[-1]
+
+  def run(*given):
+    return found.append(forward(*given)) or found[-1]
+
   monkeypatch.setattr(kernels, "forward", run)
   monkeypatch.setitem(registry.EXECUTORS, "triton", kernels(interpret=True))
   trace((pattern,) * 8, spec, "triton")
+
   assert {str(out.dtype) for out, _ in found} == {dtype}
 
 
@@ -395,7 +399,10 @@ def check_catalogue(backend, num_devices):
   width = 8
   num_devices = int(num_devices)
   if backend in ("triton", "mosaic"):
-    kernels = dict(triton=Triton, mosaic=Mosaic)[backend]
+    kernels = dict(
+      triton=Triton,
+      mosaic=Mosaic,
+    )[backend]
     backend = "interpreted"
     tile = 32
     width = 16

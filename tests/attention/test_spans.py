@@ -22,7 +22,10 @@ MIXED = (
   patterns.Local(4),
   (SPAN - patterns.Local(2)) & patterns.Local(50),
 )
-by_pattern = lambda heads, x: {c: x for p in heads for c in p.contents()}
+
+
+def by_pattern(heads, x):
+  return {c: x for p in heads for c in p.contents()}
 
 
 def weights_of(pattern, span, n):
@@ -143,8 +146,12 @@ def test_gradients_are_those_of_the_formula_in_float64(backend):
 def test_forward_derivatives_of_a_weight_of_0_are_finite():
   x = jnp.ones((1, 1, 1, 3, 2))
   weights = jnp.array([[[[[1.0, 0.5, 0.0]]]]])
-  run = lambda m: online_softmax.softmax(x, Keys(x, x), (m > 0, m), Scores())
+
+  def run(m):
+    return online_softmax.softmax(x, Keys(x, x), (m > 0, m), Scores())
+
   _, (dout, dlse) = jax.jvp(run, (weights,), (jnp.ones_like(weights),))
+
   np.testing.assert_allclose(dlse, 2 / 1.5, rtol=1e-6)
   np.testing.assert_allclose(dout, 0, atol=1e-6)
 

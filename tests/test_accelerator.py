@@ -84,7 +84,14 @@ def test_entry_that_raises_dies_or_hangs_does_not_stop_the_others(
   )
   failed["hangs"] = "it took too long"
 
-  assert reasons == dict(good="", last="") | failed
+  assert (
+    reasons
+    == dict(
+      good="",
+      last="",
+    )
+    | failed
+  )
 
 
 # Ends when the first entry is in the file; another process does nothing.

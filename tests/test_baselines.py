@@ -36,6 +36,7 @@ def test_independent_positions_score_the_entropy_of_their_values():
   row = baselines.independent(splits, size=3)
 
   entropy = -sum(p * np.log2(p) for p in (*first, *second) if p) / 2
+
   assert row["test"] == pytest.approx(entropy, abs=0.02)
   assert row["validation"] == pytest.approx(entropy, abs=0.02)
 
@@ -168,13 +169,16 @@ def test_counts_of_clips_score_the_entropy_of_their_changes():
   """A random first frame, and changes of -1, 0 and 1 that are independent."""
   rng = np.random.default_rng(0)
   p = [0.25, 0.5, 0.25]
-  frames = lambda number: np.concatenate(
-    [
-      rng.integers(100, 150, (number, 1, 256)),
-      rng.choice([-1, 0, 1], (number, 15, 256), p=p),
-    ],
-    axis=1,
-  )
+
+  def frames(number):
+    return np.concatenate(
+      [
+        rng.integers(100, 150, (number, 1, 256)),
+        rng.choice([-1, 0, 1], (number, 15, 256), p=p),
+      ],
+      axis=1,
+    )
+
   sizes = dict(
     train=200,
     validation=20,

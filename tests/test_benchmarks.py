@@ -54,7 +54,10 @@ def test_reference_agrees_with_dense_attention():
   n = 24
   rng = np.random.default_rng(0)
   q, k, v, dout = rng.standard_normal((4, 1, n, 2, 8), np.float32)
-  attend = lambda q: attention.attend(q, k, v, pattern, backend="dense")
+
+  def attend(q):
+    return attention.attend(q, k, v, pattern, backend="dense")
+
   out, pull = jax.vjp(attend, q)
   rows = np.arange(0, n, 2)
   inputs = (x[0].astype(np.float64) for x in (q, k, v, dout))
@@ -80,7 +83,9 @@ def _row(**changes):
 
 
 def test_speedup_is_over_the_fastest_dense_program_of_the_same_size():
-  times = lambda x: {"forward": {"median": x}}
+  def times(x):
+    return {"forward": {"median": x}}
+
   rows = [
     _row(**times(8.0)),
     _row(program="sdpa", **times(4.0)),

@@ -162,7 +162,10 @@ def test_explain_names_what_is_read(run, capsys, tmp_path, monkeypatch):
   explain = functools.partial(runs.command, script, f"--workdir={run[0]}", out)
   meshes = []
   collect = head_statistics.collect
-  spy = lambda *x: meshes.append(jax.sharding.get_mesh()) or collect(*x)
+
+  def spy(*x):
+    return meshes.append(jax.sharding.get_mesh()) or collect(*x)
+
   monkeypatch.setattr(head_statistics, "collect", spy)
 
   assert explain() == 0

@@ -181,11 +181,17 @@ def test_means_gaps_and_their_errors_are_over_the_seeds():
   assert best["peak_bytes"] == 2**20 + 2
   assert best["processor_seconds"] == 40
   (single,) = comparisons.record(TWO[0])["rows"]
-  assert single["validation"] == dict(mean=3, error=None)
+  assert single["validation"] == dict(
+    mean=3,
+    error=None,
+  )
 
 
 def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
-  test = dict(bits_per_dim=9.0, standard_error=0.1)
+  test = dict(
+    bits_per_dim=9.0,
+    standard_error=0.1,
+  )
   tested = [run | dict(test=test) for run in TWO[3:]]
   tune = ["optimizer.learning_rate", ["1e-3", "0.01", "0.1"]]
   about = comparisons.record(
@@ -193,7 +199,10 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
     tune=tune,
     words=["a  b"],
   )["about"]
-  grid = dict(tuned=tune[0], candidates=tune[1])
+  grid = dict(
+    tuned=tune[0],
+    candidates=tune[1],
+  )
   plan = of("attention.pattern", "dense;local", **grid)
   scores = {
     "dense": (3.5, 2.0, None),
@@ -206,7 +215,11 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   ]
   grid = record.tuning(plan.tuning, found)
 
-  assert grid["best"] == {"dense": "0.01", "local": "0.1"}
+  assert grid["best"] == {
+    "dense": "0.01",
+    "local": "0.1",
+  }
+
   made = record.make_record(about, TWO[:3] + tested, grid)
   record.write_results(tmp_path, made)
   text = (tmp_path / "comparison.md").read_text()
@@ -456,7 +469,10 @@ def words(root, *more):
   """The command line of a comparison of two patterns, on a tiny network."""
   settings = runs.flags_of(**{"eval.batch_size": 64})
   vary = "--vary=attention.pattern=local,Strided(8)", "--budget=steps:6"
-  name = lambda word: word.partition("=")[0]
+
+  def name(word):
+    return word.partition("=")[0]
+
   given = {name(word): word for word in (*settings, *vary, *more)}
   return runs.DIGITS, f"--workdir={root / 'c'}", *given.values()
 
@@ -493,7 +509,10 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   assert [row["choice"] for row in made["rows"]] == ["Strided(8)", "local"]
   assert made["rows"][0]["test"]
   assert not made["rows"][1]["test"]
-  assert made["tuning"]["scores"]["Strided(8)"] == {"0.01": 1.5, "0.1": None}
+  assert made["tuning"]["scores"]["Strided(8)"] == {
+    "0.01": 1.5,
+    "0.1": None,
+  }
   assert made["about"]["commit"] == "c0"  # not of what makes the record
   # The folder of one comparison is not used for another.
   capfd.readouterr()
@@ -595,7 +614,8 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     assert runs.command(SCRIPT, *words(tmp_path / name, *more)) == 0
     return json.loads((tmp_path / name / "c/comparison.json").read_text())
 
-  scores = lambda made: [x["validation"] for x in made["runs"]]
+  def scores(made):
+    return [x["validation"] for x in made["runs"]]
 
   assert scores(made("alone")) == scores(made("shared", "--jobs=2"))
   timed = made(

@@ -116,7 +116,12 @@ def test_integer_may_be_written_as_a_float():
 def test_config_is_read_with_the_types_it_was_written_with(tmp_path):
   cycle = (1, 0)
   fractions = (0.5, 0.3, 0.2)
-  config = runs.tiny(**{"attention.cycle": cycle, "data.fractions": fractions})
+  config = runs.tiny(
+    **{
+      "attention.cycle": cycle,
+      "data.fractions": fractions,
+    }
+  )
   config_lib.write_config(tmp_path / "a" / "b", config)
   found = config_lib.read_config(tmp_path / "a" / "b")
 

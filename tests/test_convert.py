@@ -109,7 +109,10 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   params, arrange = run.restore().ema, run.experiment.source.orders.arrange
   apply = jax.jit(run.experiment.apply)
   for case in sorted({x.partition("/")[0] for x in found} & {"aug1", "aug2"}):
-    of = lambda x, case=case: found[f"{case}/{x}"]
+
+    def of(x, case=case):
+      return found[f"{case}/{x}"]
+
     rows_BM = np.stack([*map(arrange, found["tokens"], of("labels"))])
     np.testing.assert_array_equal(rows_BM[:, :3072], of("tokens"))
     logits_BLV = apply(params, rows_BM)[:, found["positions"]]
@@ -171,7 +174,10 @@ def test_averages_alone_are_read_and_are_where_they_belong(
   same(state.ema["start"], rot[0] + tr[0])
   read = []
   get = np.lib.npyio.NpzFile.__getitem__
-  spy = lambda self, name: read.append(name) or get(self, name)
+
+  def spy(self, name):
+    return read.append(name) or get(self, name)
+
   monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
   path = workdir.parent / "weights.npz"
   _, about = released.load(str(path))
@@ -351,7 +357,10 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   run = convert(tmp_path, arrays, *inputs, **{"model.num_layers": 2})
   network = open_run(run).experiment.model
   assert network.num_heads == settings["n_head"]
-  kinds = dict(b=Local(96), bT=Strided(96))
+  kinds = dict(
+    b=Local(96),
+    bT=Strided(96),
+  )
   cycle = settings["attention_layers"].split(",")
   found = [heads[0] for heads in network.patterns]
 

@@ -38,7 +38,10 @@ def workdir(tmp_path_factory):
 
 def with_random_params(state):
   rng = np.random.default_rng(0)
-  draw = lambda x: np.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
+
+  def draw(x):
+    return np.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
+
   params = jax.tree.map(draw, state.params)
   return dataclasses.replace(
     state,
@@ -73,6 +76,7 @@ def test_contexts_share_one_compilation(workdir, monkeypatch):
   words = "--min_context=16,24,28,31", "--step=2,4"
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   (losses,) = made
+
   assert losses._cache_size() == 1
 
 
@@ -238,7 +242,7 @@ def write_other(name, folder, seed):
 
 
 @pytest.mark.parametrize(
-  "name", ["bytes", *map(soak, small_data.SUFFIXES.keys() - {"bytes"})]
+  "name", ["bytes", *(soak(x) for x in small_data.SUFFIXES if x != "bytes")]
 )
 def test_other_data_are_scored_apart(name, tmp_path, capfd):
   folders = []
@@ -337,7 +341,12 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   images = np.random.RandomState(0).randint(0, 17, (9, 2, 2, 3), np.uint8)
   source = data.Images((2, 2, 3), 17, lambda: dict.fromkeys(SPLITS, images))
   monkeypatch.setattr(Experiment, "source", source)
-  config = runs.tiny(**{"attention.stride": 4, "attention.window": 4})
+  config = runs.tiny(
+    **{
+      "attention.stride": 4,
+      "attention.window": 4,
+    }
+  )
   runs.untrained(tmp_path, config, with_random_params)
   run = open_run(tmp_path)
   score = evaluate(run, run.restore(), Request(weights="params"))

@@ -63,6 +63,7 @@ def test_pattern_of_a_user():
   result = report(TWO_LAYERS, (thirds, local), (thirds, thirds - thirds))
 
   first, second, _, nothing = result["attention"]
+
   assert first["pattern"] == str(thirds)
   assert first["heads"] == [0]
   assert first["pairs"] == thirds.matrix(64).sum()
@@ -72,6 +73,7 @@ def test_pattern_of_a_user():
 
   seen = patterns.reach(((thirds, local), (thirds,)), 64)
   missing, *_ = np.argwhere(~seen & np.tri(64, dtype=bool))
+
   assert result["reach"]["missing"] == missing.tolist()
 
 

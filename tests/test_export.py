@@ -22,7 +22,10 @@ from sparse_transformer.training.experiment import Experiment, open_run
 SCRIPT = "sparse_transformer/export.py"
 # With all kinds of parameters; each period of the layers has a rest.
 NETWORKS = dict(
-  plain={"model.num_layers": 3, "attention.pattern": "strided"},
+  plain={
+    "model.num_layers": 3,
+    "attention.pattern": "strided",
+  },
   experts={
     "model.num_layers": 3,
     "model.experts": 3,
@@ -224,7 +227,10 @@ def test_file_names_no_path_of_the_machine(tmp_path):
     "mesh.data": -1,
   }
 
-  assert dict(changed) == default | {"data.path": "", "train.init_from": ""}
+  assert dict(changed) == default | {
+    "data.path": "",
+    "train.init_from": "",
+  }
 
 
 @pytest.fixture

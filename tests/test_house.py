@@ -230,7 +230,9 @@ def test_every_folder_of_the_library_is_a_package():
 
 
 def test_every_imported_library_is_declared():
-  normal = lambda name: re.sub(r"[-_.]+", "-", name).lower()
+  def normal(name):
+    return re.sub(r"[-_.]+", "-", name).lower()
+
   declared = {}  # {distribution: its extra}
   for extra in ("", *version.EXTRAS):
     file = f"requirements-{extra}.txt" if extra else "requirements.txt"

@@ -56,7 +56,10 @@ class Story:
         "data.length": 16,
         "data.columns": 8,
       }
-      self.settings |= text | {"attention.stride": 4, "attention.window": 4}
+      self.settings |= text | {
+        "attention.stride": 4,
+        "attention.window": 4,
+      }
 
     self.pattern_of = {}
     self.trained = []

@@ -38,7 +38,12 @@ def test_training_scoring_and_sampling_show_how_far_they_are(
   assert len(out.splitlines()) == 1
   assert runs.command("sparse_transformer/sample.py", words[0], "--num=1") == 0
   assert "position 32 of 64\n" in capsys.readouterr().err
-  flags = runs.flags_of(**{"train.steps": 2, "train.log_every": 2})
+  flags = runs.flags_of(
+    **{
+      "train.steps": 2,
+      "train.log_every": 2,
+    }
+  )
   word = f"--workdir={tmp_path / 'new'}"
   assert runs.command("train.py", runs.DIGITS, word, *flags) == 0
   out, err = capsys.readouterr()

@@ -39,7 +39,10 @@ SIZE = {
 GLOBAL = "Global(1, causal=False) | "
 OPTIONS = {
   "sinks": {"model.sinks": True},
-  "rotary": {"model.positions": "rotary", "model.rotary_base": 50.0},
+  "rotary": {
+    "model.positions": "rotary",
+    "model.rotary_base": 50.0,
+  },
   "key heads": {"model.key_heads": 2},
   "gpt-oss": {
     "model.key_heads": 1,
@@ -55,7 +58,10 @@ OPTIONS = {
     "model.num_layers": 5,
     "attention.pattern": "Routing(3, 7) | Local(3), Local(2)",
   },
-  "documents": {"separator": 0, "attention.pattern": "fixed"},
+  "documents": {
+    "separator": 0,
+    "attention.pattern": "fixed",
+  },
   **{
     f"classify {pattern}": {"model.task": "classify"}
     | {"attention.pattern": pattern}

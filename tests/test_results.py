@@ -29,7 +29,10 @@ def copy(tmp_path, monkeypatch):
 
 def layers(text, number):
   config = dict(
-    model=dict(num_layers=number, num_heads=2),
+    model=dict(
+      num_layers=number,
+      num_heads=2,
+    ),
     attention=dict(
       mode="interleaved",
       cycle=(),

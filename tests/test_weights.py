@@ -155,7 +155,10 @@ def test_commands_of_the_page_work_in_a_clone(tmp_path):
   python.chmod(0o755)
   place = f"{python.parent}:{os.environ['PATH']}"
   optimized = dict(JAX_DISABLE_MOST_OPTIMIZATIONS="0")
-  where = dict(PATH=place, TFDS_DATA_DIR=str(SHARED))
+  where = dict(
+    PATH=place,
+    TFDS_DATA_DIR=str(SHARED),
+  )
   done = []
   for words in commands_of_the_page():
     if "eval.py" in words:

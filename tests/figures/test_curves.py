@@ -103,6 +103,7 @@ def test_positions_that_are_not_scored_are_left_out():
   bits_L[:7] = np.nan
   bits_L[50] = np.nan
   dots, _, _ = points(of_positions(bits_L, 0))
+
   assert np.isnan(np.array(dots)[:, 1]).sum() == 8
 
   means = curves._mean_of_blocks(bits_L, np.arange(0, 200, 3))

@@ -7,7 +7,10 @@ from sparse_transformer.comparison import record as record_lib
 
 def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
   """A run of a record: 4 validations in 40 steps, 10 seconds apart."""
-  speed = {"dense": 1, "local": 2}.get(choice, 3)
+  speed = {
+    "dense": 1,
+    "local": 2,
+  }.get(choice, 3)
   found = dict(
     choice=choice,
     seed=seed,

@@ -93,6 +93,7 @@ def moba(q, k, size, top_k):
       if scores[block] > -np.inf:
         end = min(starts[block] + size, t + 1)
         mask[t, starts[block] : end] = True
+
   return mask
 
 

@@ -131,7 +131,14 @@ def main():
   steps = request["steps"]
   states, results = zip(*(run.train(steps) for run in all_runs), strict=True)
   restored = check_restored(all_runs, states, steps)
-  print(json.dumps(dict(results=results, restored=restored)))
+  print(
+    json.dumps(
+      dict(
+        results=results,
+        restored=restored,
+      )
+    )
+  )
 
 
 if __name__ == "__main__":

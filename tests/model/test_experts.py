@@ -107,6 +107,7 @@ def test_losses_are_those_of_the_definitions():
   sums = np.exp(logits).sum(-1, keepdims=True)
   p = np.exp(logits) / sums
   chosen, _ = experts.choose(jnp.asarray(logits), 2)
+
   np.testing.assert_array_equal(chosen, np.argsort(-p, axis=-1)[..., :2])
 
   found = experts.measure(jnp.asarray(logits), chosen)
@@ -116,5 +117,6 @@ def test_losses_are_those_of_the_definitions():
     "load_balance": 4 * (share * p.mean((0, 1))).sum(),
     "router_z": (np.log(sums) ** 2).mean(),
   }
+
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-5)

@@ -80,6 +80,7 @@ def test_backward_pass_keeps_what_remat_says(remat, of_attention, mlp):
       by_head[shape] = count
     # Scores are never kept: nothing has two axes of positions.
     assert shape.count(96) <= 1
+
   assert by_head == of_attention
   inner_width = 6, 2, 96, 128
   assert (inner_width in saved) == mlp

@@ -244,5 +244,8 @@ def test_rematerialization_changes_no_value_and_no_gradient(patterns):
   for remat in schema.REMATS:
     found, of_parameters = run(remat)
     jax.tree.map(np.testing.assert_array_equal, found, values)
-    close = lambda x, y: np.abs(x - y).max() <= 1e-6 * np.abs(y).max()
+
+    def close(x, y):
+      return np.abs(x - y).max() <= 1e-6 * np.abs(y).max()
+
     assert all(jax.tree.leaves(jax.tree.map(close, of_parameters, gradients)))

@@ -84,8 +84,10 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
     share = np.bincount(symbols, minlength=5) / num
     deviation = np.sqrt(p * (1 - p) / num)
     assert np.all(abs(share - p) < 5 * deviation)
+
   # Neighbors are drawn independently of each other.
   joint = np.mean((found[:, 0] == 0) & (found[:, 1] == 0))
+
   assert abs(joint - p[0] ** 2) < 5 * p[0] / np.sqrt(num)
 
 
@@ -121,7 +123,10 @@ def test_complete_prompts_are_returned_unchanged():
 
 def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
   monkeypatch.setattr(sampling, "CHUNK", 8)
-  apply = lambda *_: jnp.zeros((1, 20, 5))
+
+  def apply(*_):
+    return jnp.zeros((1, 20, 5))
+
   checks = []
   draw(
     apply,

@@ -139,7 +139,9 @@ def test_dropout_is_determined_by_its_rng_and_needs_a_rate():
   params = networks.random_params(config)
   symbols = networks.tokens(config)
   first, second = jax.random.split(jax.random.key(0))
-  drop = lambda *rng: networks.apply(config)(params, symbols, *rng)
+
+  def drop(*rng):
+    return networks.apply(config)(params, symbols, *rng)
 
   np.testing.assert_array_equal(drop(first), drop(first))
   assert (drop(first) != drop(second)).any()
@@ -174,7 +176,9 @@ def test_branches_and_layers_drop_independently():
     scale = jnp.array([[1.0], [10.0]])
     part.bias[...] = value * scale * jnp.ones_like(part.bias[...])
 
-  run = lambda x, rng: network.run_blocks(x, network.attend, rng=rng)[0]
+  def run(x, rng):
+    return network.run_blocks(x, network.attend, rng=rng)[0]
+
   out = jax.jit(run)(x, jax.random.key(0)).ravel() / 2
   # Every sum of a subset of 1, 3, 10, 30 occurs about equally often.
   values, counts = np.unique(np.round(out), return_counts=True)

@@ -96,6 +96,7 @@ def test_split_has_each_pair_once(pattern):
   if static is not None:
     parts = static, *parts
   counts = sum(bound_mask(part, sets, n).astype(int) for part in parts)
+
   np.testing.assert_array_equal(counts, bound_mask(pattern, sets, n))
 
 

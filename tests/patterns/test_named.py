@@ -120,7 +120,10 @@ def test_heads_of_one_factor_use_the_summaries_from_the_first():
 def test_layers_of_a_layout_have_its_windows_in_turn(name, expected):
   """Windows or blocks; 0 for dense layers."""
   layers = assign(name, "interleaved", 7, 1, length=100)
-  sizes = lambda p: getattr(p, "window", getattr(p, "size", 0))
+
+  def sizes(p):
+    return getattr(p, "window", getattr(p, "size", 0))
+
   assert [sizes(pattern) for (pattern,) in layers] == expected
 
 

@@ -70,6 +70,7 @@ def test_stock_copy_is_read_in_color_and_in_gray(root):
     split: [number_of[row] for row in rows(root, split)]
     for split in data.SPLITS
   }
+
   assert len(numbers["train"]) == 6
   assert sorted(numbers["train"] + numbers["validation"]) == [*range(9)]
   assert sorted(numbers["test"]) == [*range(9, 13)]
@@ -228,7 +229,10 @@ def test_archive_is_downloaded_once_and_completely(
   content = path.read_bytes()
   path.unlink()
   for part in content[:-1], content:
-    answer = lambda url, timeout, part=part: io.BytesIO(part)
+
+    def answer(url, timeout, part=part):
+      return io.BytesIO(part)
+
     monkeypatch.setattr("urllib.request.urlopen", answer)
     if part is content:
       download.prepare(str(tmp_path))

@@ -43,6 +43,7 @@ def riff(*chunks, form=(1, 1, 12_000, 24_000, 2, 16), more=b"", name=b"RIFF"):
     claimed = size[0] if size else len(part)
     padding = bytes(len(part) % 2)
     content += chunk_name + struct.pack(order + "I", claimed) + part + padding
+
   return name + struct.pack(order + "I", len(content)) + content
 
 
@@ -79,10 +80,12 @@ def test_several_sequences_are_saved(tmp_path):
 
   (text,) = save(codecs.Text())
   parts = text.read_bytes().split(codecs.RULE)
+
   assert parts == [row.tobytes() for row in sequences]
 
   (fasta,) = save(codecs.Fasta())
   found = codecs.Fasta().decode(fasta.read_bytes(), fasta)
+
   np.testing.assert_array_equal(found, sequences.ravel())
   assert max(map(len, fasta.read_text().splitlines())) == 70
 
@@ -161,6 +164,7 @@ def bases_by_line(data, separator):
       text += end
     elif not line.startswith(b";"):
       text += line.upper().replace(b"U", b"T").replace(b" ", b"")
+
   # The first record begins, and the last one ends.
   letters = np.array([*text.removeprefix(end), *end], np.uint8)
 
@@ -169,6 +173,7 @@ def bases_by_line(data, separator):
     here = np.flatnonzero(letters == ord(letter))
     drawn = random.randint(len(bases), size=len(here))
     letters[here] = [ord(bases[i]) for i in drawn]
+
   return [b"ACGT\n".index(letter) for letter in letters]
 
 
@@ -253,7 +258,13 @@ def test_files_of_an_archive_are_read_one_by_one(tmp_path):
     (codecs.Audio(12_000), wav(np.arange(9, dtype=np.int16))),
   ):
     (tmp_path / "a").write_bytes(content)
-    small_data.write_zip(tmp_path / "x.zip", {"a": content, "b": content})
+    small_data.write_zip(
+      tmp_path / "x.zip",
+      {
+        "a": content,
+        "b": content,
+      },
+    )
     expected = np.concatenate(codec.read(tmp_path / "a") * 2)
     found = np.concatenate(codec.read(tmp_path / "x.zip"))
     np.testing.assert_array_equal(found, expected)

@@ -23,6 +23,7 @@ def test_copies_have_as_many_new_symbols_as_the_noise_says():
   is_changed = noisy != original
   # One of seven draws is the old symbol.
   share = is_changed[:, 6:].mean(axis=0)
+
   np.testing.assert_allclose(share, 0.2 * 6 / 7, atol=0.02)
 
 

@@ -60,6 +60,7 @@ def test_orders_are_composed_one_after_another():
   row = EVERY.arrange(flat, labels)
   turned = np.rot90(IMAGE, -1)
   expected = turned[..., [1, 2, 0]].swapaxes(0, 1)
+
   np.testing.assert_array_equal(row[:-6], expected.reshape(-1))
   np.testing.assert_array_equal(row[-6:], labels)
   (restored,) = EVERY.restore(row[None, :-6], labels)
@@ -90,6 +91,7 @@ def test_labels_are_a_function_of_the_seed_and_as_frequent():
   rotation = drawn[:, 0]
   transposition = drawn[:, 2]
   counts = np.bincount(2 * rotation + transposition, minlength=8)
+
   assert abs(counts / (number / 8) - 1).max() < 0.2
 
 
@@ -161,7 +163,10 @@ def test_samples_in_an_order_do_not_depend_on_the_decoder(network):
 
 def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
   experiment, params = network
-  change = lambda state: dataclasses.replace(state, ema=params)
+
+  def change(state):
+    return dataclasses.replace(state, ema=params)
+
   runs.untrained(tmp_path, experiment.config, change)
   orders = experiment.source.orders
   images = experiment.source.examples("test")

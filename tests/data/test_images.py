@@ -228,7 +228,14 @@ def test_photo_is_turned_as_the_camera_was_held(tmp_path, kind, orientation):
   exif[0x0112] = orientation
   name = "x.png" if kind == "PNG" else "x.jpg"
   photo = PIL.Image.fromarray(image)
-  more = dict(save_all=True, append_images=[photo]) if kind == "MPO" else {}
+  more = (
+    dict(
+      save_all=True,
+      append_images=[photo],
+    )
+    if kind == "MPO"
+    else {}
+  )
   for i in range(4):
     photo.save(tmp_path / f"{i}{name}", kind, exif=exif, **more)
   source = source_of("images", tmp_path)
@@ -287,7 +294,10 @@ def test_picture_that_would_lose_something_is_rejected(tmp_path):
     source_of("images", tmp_path)
 
   frames = [PIL.Image.new("L", (4, 5), level) for level in (0, 9)]
-  more = dict(save_all=True, append_images=frames[1:])
+  more = dict(
+    save_all=True,
+    append_images=frames[1:],
+  )
   frames[0].save(tmp_path / "0.png", **more)
   with refused("0.png has the color mode L, 2 times"):
     source_of("images", tmp_path)

@@ -87,6 +87,7 @@ def test_operations_and_their_arguments_are_drawn_evenly():
   examples = [example(2, 2000, "test", i)[0] for i in range(1000)]
 
   operators = np.bincount([symbols[0] for symbols in examples], minlength=16)
+
   assert deviation(operators[11:15]) < 0.2
 
   digits = np.bincount(np.concatenate(examples))
@@ -97,6 +98,7 @@ def test_operations_and_their_arguments_are_drawn_evenly():
     _, of_example = sizes_of(text_of(symbols))
     numbers += of_example
   counts = np.bincount(numbers)
+
   assert len(counts) == 11
   assert deviation(counts[2:]) < 1
 

@@ -251,7 +251,10 @@ def test_setting_holds_for_every_source(tmp_path, name):
   write(tmp_path / ("d" + SUFFIXES[name]), 1)
 
   def numbers(by):
-    changes = dict(length=1, splits=by)
+    changes = dict(
+      length=1,
+      splits=by,
+    )
     source = source_of(name, tmp_path, **changes)
     return [len(source.examples(split)) for split in data.SPLITS]
 
@@ -331,7 +334,10 @@ def test_digest_says_how_the_same_arrays_are_divided(tmp_path):
   names = [f"{x}.npy" for x in ("train-1", "train-2", "val-3")]
   for name in names:
     np.save(tmp_path / name, np.ones((4, 8, 8), np.uint8))
-  digest = lambda: source_of("images", tmp_path).digest()
+
+  def digest():
+    return source_of("images", tmp_path).digest()
+
   first = digest()
 
   assert first["splits"] == [8, 4, 4]

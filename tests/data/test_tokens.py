@@ -385,7 +385,9 @@ def test_tokens_beyond_16_bits_are_trained_on_and_scored(tmp_path):
 
 
 def test_prompts_too_small_for_the_vocabulary_are_rejected():
-  apply = lambda params, tokens_BL: np.zeros((*tokens_BL.shape, 257), "f4")
+  def apply(params, tokens_BL):
+    return np.zeros((*tokens_BL.shape, 257), "f4")
+
   decoder = sampling.Recompute(apply, 4)
   sampler = sampling.Sampler()
   with refused("uint8 cannot hold 257 symbols"):

@@ -112,7 +112,12 @@ PROGRAM = dict(
   copies=0,
   unknown_loops=1,
   most_launched={"dot": 7},
-  collectives={"all-reduce": dict(count=1, bytes=4)},
+  collectives={
+    "all-reduce": dict(
+      count=1,
+      bytes=4,
+    )
+  },
   trace_seconds=1.0,
   compile_seconds=1.0,
 )
@@ -147,9 +152,13 @@ def test_rendering(changes, words):
 
 @pytest.mark.parametrize("compiles", [True, False])
 def test_status_says_whether_programs_compile(compiles, installed, capsys):
-  program = PROGRAM | dict(compiles=compiles, reason="why")
+  program = PROGRAM | dict(
+    compiles=compiles,
+    reason="why",
+  )
   installed(answers(result=REPORT | dict(programs=[program])))
   words = "sparse_transformer/explain.py", runs.DIGITS, "--target=h100"
+
   assert runs.command(*words) == (0 if compiles else 1)
   out, err = capsys.readouterr()
   assert "by batched" in out

@@ -326,7 +326,13 @@ def test_config_that_was_edited_is_compared_with_the_checkpoint(
   workdir = shutil.copytree(trained, tmp_path / "run")
   path = workdir / "config.json"
   path.write_text(path.read_text().replace('"strided"', '"dense"'))
-  config = runs.tiny(**{"eval.every": 2, "train.steps": 6} | PATTERN)
+  config = runs.tiny(
+    **{
+      "eval.every": 2,
+      "train.steps": 6,
+    }
+    | PATTERN
+  )
   loop.train(config, workdir, allow_changes=True)
 
   assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err
@@ -339,9 +345,19 @@ def test_config_that_was_edited_is_compared_with_the_checkpoint(
 
 
 def test_other_changes_need_another_run(trained):
-  config = runs.tiny(**{"optimizer.name": "muon", "train.steps": 8})
+  config = runs.tiny(
+    **{
+      "optimizer.name": "muon",
+      "train.steps": 8,
+    }
+  )
   with refused("use another --workdir"):
     loop.train(config, trained, allow_changes=True)
-  fewer = runs.tiny(**{"train.steps": 3, "eval.every": 2})
+  fewer = runs.tiny(
+    **{
+      "train.steps": 3,
+      "eval.every": 2,
+    }
+  )
   with refused("train.steps=3 must be at least 4"):
     loop.train(fewer, trained, allow_changes=True)

@@ -120,7 +120,12 @@ def test_profile_and_pictures_that_fail_end_no_run(
   monkeypatch.setattr(jax.profiler, "stop_trace", fail)
   monkeypatch.setattr(loop, "save_patterns", fail)
   monkeypatch.setattr(loop.samples, "draw_in_training", fail)
-  config = runs.tiny(**{"eval.every": 3, "eval.samples": 2})
+  config = runs.tiny(
+    **{
+      "eval.every": 3,
+      "eval.samples": 2,
+    }
+  )
 
   assert int(loop.train(config, tmp_path, profile=[2]).step) == 4
   out, err = capsys.readouterr()
@@ -265,8 +270,12 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
     state = loop.train(config, tmp_path, limit=("processor_seconds", 8))
     assert int(state.step) == 5
   lines = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
-  due = lambda step: optimizer.schedule(config)._replace(step=step)
-  rate = lambda step: optimizer.rate(config.optimizer.schedule, due(step))
+
+  def due(step):
+    return optimizer.schedule(config)._replace(step=step)
+
+  def rate(step):
+    return optimizer.rate(config.optimizer.schedule, due(step))
 
   np.testing.assert_allclose(
     [line["learning_rate"] for line in lines],

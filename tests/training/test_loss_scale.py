@@ -103,7 +103,12 @@ def test_only_float16_has_a_scale():
 def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
   state, losses = trained
   assert numbers(state.loss_scale) == (2**15, 30, 0)
-  plain = experiment(**{"model.dtype": "float32", "train.accumulation": 1})
+  plain = experiment(
+    **{
+      "model.dtype": "float32",
+      "train.accumulation": 1,
+    }
+  )
   step = jax.jit(plain.step)
   state = jax.jit(plain.init)()
   expected = []

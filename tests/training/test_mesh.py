@@ -150,7 +150,10 @@ def train_on(*meshes, steps=20, **changes):
 
 def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
   one, (fsdp, _) = train_on(
-    dict(data=1, fsdp=8),
+    dict(
+      data=1,
+      fsdp=8,
+    ),
     dict(
       data=1,
       fsdp=2,
@@ -158,7 +161,10 @@ def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
       tensor=2,
     ),
     steps=3,
-    **{"model.num_layers": 1, "attention.pattern": "Strided(8)"},
+    **{
+      "model.num_layers": 1,
+      "attention.pattern": "Strided(8)",
+    },
     **{"train.accumulation": 1},
   )
   weights = one["bytes"]["parameters"]
@@ -188,9 +194,17 @@ def test_all_meshes_train_as_one_device(more):
     dict(data=1, fsdp=2, sequence=2, tensor=2),
   ]
   if "attention.pattern" in more:
-    meshes[0] = dict(data=2, sequence=4)
+    meshes[0] = dict(
+      data=2,
+      sequence=4,
+    )
   else:
     meshes += dict(data=8), dict(data=1, fsdp=8), dict(data=1, sequence=8)
-    meshes += (dict(data=2, tensor=4),)
+    meshes += (
+      dict(
+        data=2,
+        tensor=4,
+      ),
+    )
 
   train_on(*meshes, **more)

@@ -149,7 +149,16 @@ def test_line_begins_with_bits_and_has_single_numbers():
   )
 
   widths = {
-    len(metrics.as_line(9, "train", dict(bits_per_dim=x, learning_rate=y)))
+    len(
+      metrics.as_line(
+        9,
+        "train",
+        dict(
+          bits_per_dim=x,
+          learning_rate=y,
+        ),
+      )
+    )
     for x, y in ((3.5, 0.001), (12.34567, 1.2345e-5), (2, 0))
   }
 
@@ -167,7 +176,10 @@ def test_progress_bar_leaves_lines_whole(tmp_path, monkeypatch):
   terminal = Terminal()
   monkeypatch.setattr(sys, "stdout", terminal)
   monkeypatch.setattr(sys, "stderr", terminal)
-  fail = lambda *_: 1 / 0
+
+  def fail(*_):
+    return 1 / 0
+
   with (
     metrics.Writer(
       tmp_path,
@@ -197,7 +209,13 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
   got = []
 
   def on_metrics(step, split, values):
-    got.append(dict(step=step, split=split) | values)
+    got.append(
+      dict(
+        step=step,
+        split=split,
+      )
+      | values
+    )
     if step > 1:
       raise {
         2: KeyError("run"),
@@ -205,7 +223,10 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
         4: GeneratorExit,
       }[step]
 
-  given = dict(step=0, on_metrics=on_metrics)
+  given = dict(
+    step=0,
+    on_metrics=on_metrics,
+  )
   with metrics.Writer(tmp_path, **given) as writer:
     writer.write(1, "network", parameters=5)
     for step in (1, 2, 3, 4):
@@ -231,7 +252,10 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
 
 
 def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
-  now = dict(seconds=100.0, processor_seconds=7.0)
+  now = dict(
+    seconds=100.0,
+    processor_seconds=7.0,
+  )
   clocks = {name: lambda name=name: now[name] for name in now}
   monkeypatch.setattr(stopwatch, "TIMES", clocks)
 
@@ -249,7 +273,10 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
   with watch.paused():
     wait(50)
     assert watch.rate() == 10
-    assert watch.times() == dict(seconds=1004, processor_seconds=2006)
+    assert watch.times() == dict(
+      seconds=1004,
+      processor_seconds=2006,
+    )
 
   watch.count(6)
   wait(1)
@@ -264,7 +291,10 @@ def test_stopwatch_counts_training_only_and_resumes(monkeypatch):
   assert not watch.is_over()
   with watch.paused():
     assert watch.rate() == 6
-    assert watch.times() == dict(seconds=1006, processor_seconds=2009)
+    assert watch.times() == dict(
+      seconds=1006,
+      processor_seconds=2009,
+    )
     assert watch.rate() == 0
 
   wait(9)

@@ -21,7 +21,14 @@ def make():
 def watch(monitor, losses, first=1):
   for step, loss in enumerate(losses, first):
     nats, norm = loss if isinstance(loss, tuple) else (loss, 1.0)
-    monitor.watch(step, dict(gradient_norm=norm, nats=nats))
+    monitor.watch(
+      step,
+      dict(
+        gradient_norm=norm,
+        nats=nats,
+      ),
+    )
+
   monitor.flush()
 
 

@@ -19,8 +19,14 @@ from sparse_transformer.training.optimizer import (
 
 def config(warmup, steps):
   return runs.tiny(
-    **{"optimizer.warmup_steps": warmup, "train.steps": steps}
-    | {"optimizer.learning_rate": 0.01, "model.num_layers": 2}
+    **{
+      "optimizer.warmup_steps": warmup,
+      "train.steps": steps,
+    }
+    | {
+      "optimizer.learning_rate": 0.01,
+      "model.num_layers": 2,
+    }
   )
 
 
@@ -92,7 +98,10 @@ def test_update_has_the_learning_rate_of_a_given_step():
 def test_schedule_of_a_time_follows_the_clock_after_the_warm_up():
   settings = config(warmup=100, steps=1000)
   steps = ((0, 0.0), (50, 0.01), (100, 0.05), (800, 0.5), (5, 0.5), (9999, 0.9))
-  due = lambda *at: schedule(settings, *at).step
+
+  def due(*at):
+    return schedule(settings, *at).step
+
   found = [due(*at) for at in steps]
 
   # The third is at the peak; the fifth has warmed up for a tenth of the time.
@@ -233,7 +242,10 @@ def test_muon_orthogonalizes_each_matrix_of_each_expert(monkeypatch):
   optimizer = make_optimizer(settings)
   random = np.random.RandomState(0)
   kernel, gradient = random.randn(2, 2, 3, 4, 6)  # layers, experts, D, F
-  tree = lambda x: {"expert_blocks": {"experts_in": {"kernel": np.float32(x)}}}
+
+  def tree(x):
+    return {"expert_blocks": {"experts_in": {"kernel": np.float32(x)}}}
+
   params = tree(kernel)
   state = optimizer.init(params)
   found, _ = jax.jit(optimizer.update)(tree(gradient), state, params)

@@ -18,7 +18,10 @@ PATTERNS = ((SPAN, Local(3) | SPAN), (Local(5),) * 2, (SPAN, Local(2)))
 
 
 def network(**changes):
-  settings = dict(num_layers=3, patterns=PATTERNS)
+  settings = dict(
+    num_layers=3,
+    patterns=PATTERNS,
+  )
   return networks.config(**settings | changes)
 
 

@@ -89,6 +89,7 @@ def test_loss_is_the_negative_log_probability_in_nats():
     assert losses[i, j] == pytest.approx(expected, rel=1e-5)
 
   half = jnp.asarray(logits, jnp.bfloat16)
+
   assert step_lib.position_losses(half, symbols).dtype == jnp.float32
 
 
@@ -143,7 +144,11 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
 def test_random_numbers_depend_only_on_seed_and_step():
   steppers = {
     (seed, accumulation): stepper(
-      noise, **{"train.seed": seed, "train.accumulation": accumulation}
+      noise,
+      **{
+        "train.seed": seed,
+        "train.accumulation": accumulation,
+      },
     )
     for seed, accumulation in [(0, 1), (1, 1), (0, 2)]
   }

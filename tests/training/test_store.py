@@ -26,7 +26,10 @@ from sparse_transformer.training.step import State
 def state():
   """A small state with an optimizer; all values are distinct."""
   params = {
-    "blocks": {"kernel": jnp.ones((2, 3, 4)), "bias": jnp.zeros((2, 4))},
+    "blocks": {
+      "kernel": jnp.ones((2, 3, 4)),
+      "bias": jnp.zeros((2, 4)),
+    },
     "position": {0: jnp.ones(3), 1: jnp.ones(5)},
     "start": jnp.ones(4),
   }

@@ -170,16 +170,6 @@ def test_nearest_run_and_data_are_named(trained, tmp_path, capfd):
   assert capfd.readouterr().err.endswith(close)
 
 
-def test_integer_may_have_an_exponent(capsys):
-  words = (
-    runs.DIGITS,
-    "--config.train.steps=1e3",
-    "--config.optimizer.warmup_steps=5000",
-  )
-  assert runs.command("sparse_transformer/explain.py", *words) == 1
-  assert "must be less than train.steps=1000\n" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", ["sample", "compare"])
 def test_file_of_a_command_says_how_to_run_it(name):
   done = runs.python(f"sparse_transformer/{name}.py", "--workdir=x")

@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> None:
     )
     for context in contexts
   ]
+  # Each score is printed when it is known: others may take hours.
   overrides = cli.overrides(exact=True)
   for score in evaluations.evaluate_run(
     args.workdir, args.step, overrides, requests

@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
   limit = args.limit and stopwatch.parse_limit(args.limit, "limit")
   profile = _profiled(args.profile, schema.typed(args.config).train.steps)
-  # Where ml_collections leaves the config file.
+
+  # Where ml_collections leaves the config file, which may define on_metrics.
   module = sys.modules.get("config_config")
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train

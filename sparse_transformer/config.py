@@ -37,7 +37,10 @@ def get_config() -> ConfigDict:
 
 
 def portable(config: Config) -> Config:
-  """A config for any machine, without paths, devices and other runs."""
+  """A config for any machine, without paths, devices and other runs.
+
+  The fields that name these have their defaults.
+  """
   names = [x for x in schema.FIELDS if schema.affects(x) == "machine"]
   names.append("train.init_from")
   return config.replace(**{x: schema.FIELDS[x].default for x in names})
@@ -48,6 +51,7 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
 
   Raises ValueError as `schema.Config.replace` does.
   """
+  # What is no literal of Python is a text that the field's rule will reject.
   values: dict[str, Any] = {**texts}
   for field, text in texts.items():
     if schema.FIELDS[field].type is not str:
@@ -104,22 +108,29 @@ def write_config(
   """
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
+
+  # A run that resumes from an earlier step has not changed since.
   recorded = read_changes(workdir)
   kept = [(number, x) for number, x in recorded if number < step]
   if changes:
     kept.append((step, changes))
   lines = [json.dumps(dict(step=x, changes=y)) + "\n" for x, y in kept]
+
   path = folder / CHANGES
   before = path.read_text() if path.exists() else ""
   if before != "".join(lines):
     atomic.write_text(path, "".join(lines))
     for name, (old, new) in (changes or {}).items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
+
   atomic.write_json(folder / "config.json", config.to_dict(), indent=2)
 
 
 def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
-  """The changes of a run's config, each with the step after which it holds."""
+  """The changes of a run's config, each with the step after which it holds.
+
+  Raises ValueError if config_changes.jsonl is damaged.
+  """
   path = pathlib.Path(workdir) / CHANGES
   changes = []
   try:
@@ -153,6 +164,7 @@ def compare(
   old = schema.flatten(before)
   new = schema.flatten(after)
   changes = {x: (old[x], new[x]) for x in sorted(old) if old[x] != new[x]}
+
   refused = [x for x in changes if schema.affects(x) not in allowed]
   if refused:
     values = [f"{x} ({old[x]!r} there, {new[x]!r} now)" for x in refused]

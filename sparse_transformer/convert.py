@@ -38,6 +38,8 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.experiment import Experiment
 
   workdir_lib.check_folder(args.workdir, workdir_lib.COMPARISON, "a comparison")
+
+  # The config is that of a flag, or of the file, or the paper's.
   text = f"{path}:params" if is_raw else str(path)
   file = None if path.suffix == ".npz" else exported.load(path)
   config_file = None
@@ -51,14 +53,15 @@ def main(argv: Sequence[str]) -> None:
     config = _preset(path, weights, provenance["starts"])
     config = config.replace(**cli.overrides())
 
+  # Released networks were trained on most of our validation images.
   changes = {"train.init_from": text, "train.steps": 0}
   if not file and config.data.name == "cifar10":
-    # They were trained on most of its validation images.
     changes["data.name"] = released.SOURCE
   experiment = Experiment(config.replace(**changes))
+  # Images must be there to know their size, unless the file says it.
   try:
     _ = experiment.source
-  except FileNotFoundError:  # of images, whose size a file of export has too
+  except FileNotFoundError:
     experiment = Experiment(experiment.config, shared=file and file.source)
   _write(experiment, pathlib.Path(args.workdir), config_file)
 
@@ -69,7 +72,7 @@ def _write(experiment, workdir, config_file):
   from sparse_transformer.training.checkpoints import store
 
   state, start = warm_start.first_state(experiment)
-  assert start  # what is in the file
+  assert start  # it says what is in the file
   provenance = store.provenance(
     experiment.config, experiment.source, has_data=False
   )

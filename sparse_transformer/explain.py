@@ -77,10 +77,13 @@ def _draw_heads(args):
       " of examples in the test split"
     )
   state = run.restore(with_data=True)
-  tokens = examples[args.example]  # without padding, label and size
+  # Without padding, label and size.
+  tokens = examples[args.example]
   tokens = tokens[: tokens[-1]] if model.classifies else tokens[tokens >= 0]
+
+  # Kernels need the mesh on several devices.
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
-  with jax.set_mesh(experiment.mesh):  # which kernels need on several devices
+  with jax.set_mesh(experiment.mesh):
     report = head_statistics.draw(
       model,
       state.ema,
@@ -104,19 +107,22 @@ def _explain(args):
   banner.warn(experiment)
   report = network_report.describe(experiment.config, model)
   if args.compile:
-    found = experiment.compile_step().memory_analysis()
+    memory = experiment.compile_step().memory_analysis()
     parts = dict(
-      arguments=found.argument_size_in_bytes,
-      temporaries=found.temp_size_in_bytes,
+      arguments=memory.argument_size_in_bytes,
+      temporaries=memory.temp_size_in_bytes,
     )
     compiled = parts | dict(total=sum(parts.values()))
     report = dataclasses.replace(report, compiled=compiled)
+
+  # Named as the run, or as the config file.
   path = args.workdir or config_flags.get_config_filename(args["config"])
-  name = pathlib.Path(path).resolve()
-  own = f"explain/{name.name if args.workdir else name.stem}"
-  folder = pathlib.Path(args.out or own)
+  resolved = pathlib.Path(path).resolve()
+  name = resolved.name if args.workdir else resolved.stem
+  folder = pathlib.Path(args.out or f"explain/{name}")
+  # Before the pictures, which may fail.
   text = network_report.render(report)
-  _print(args, dataclasses.asdict(report), text, folder)  # even if not drawn
+  _print(args, dataclasses.asdict(report), text, folder)
   folder.mkdir(parents=True, exist_ok=True)
   picture = folder / "patterns.png"
   masks.save_patterns(picture, model.patterns, model.shape, model.length)

@@ -37,20 +37,29 @@ def main(argv: Sequence[str]) -> None:
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   run = open_run(args.workdir, cli.overrides(), args.step)
   experiment = run.experiment
-  kernel_check.avoid_wrong(experiment)  # which a prompt may run
-  source, orders = experiment.source, experiment.source.orders
+  # Prompts may be read by kernels.
+  kernel_check.avoid_wrong(experiment)
+  source = experiment.source
+  orders = source.orders
   labels = orders.labels(args.order)
   length = args.length or source.length
   decoder = samples.decoder(experiment, args.cache, labels, length)
   prompts = _prompts(source, length, labels)
+  # Only examples to complete must be the run's.
   state = run.restore(with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
   with Signals() as signals, jax.set_mesh(experiment.mesh):
-    inputs = decoder, state.ema, sampler, prompts, length
     tokens, seconds = sampling.sample(
-      *inputs, seed=args.seed, check_stop=signals.check
+      decoder,
+      state.ema,
+      sampler,
+      prompts,
+      length,
+      seed=args.seed,
+      check_stop=signals.check,
     )
+
   paths = samples.save(
     folder,
     source,
@@ -60,7 +69,8 @@ def main(argv: Sequence[str]) -> None:
   )
   if paths[0].suffix in samples.TEXTS:
     print(samples.read_text(paths[0]), end="\n\n")
-  speed = (tokens.size - prompts.size) / (seconds or 1)  # 0 if all is given
+  # Nothing takes no time, if all is given.
+  speed = (tokens.size - prompts.size) / (seconds or 1)
   more = " ..." if len(paths) > 1 else ""
   print(
     f"{args.num} sample{'s' * (args.num > 1)} of"
@@ -72,11 +82,14 @@ def main(argv: Sequence[str]) -> None:
 def _prompts(source, length, labels):
   """The first positions of the sequences to draw, [num, S]; S may be 0."""
   args = flags.FLAGS
-  num, given, text = args.num, args.given, args.prompt
+  num = args.num
+  given = args.given
+  text = args.prompt
   if given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
   if text:
     prompt = _read_prompt(source, text)
+    # A prompt that fills a sequence would leave nothing to draw.
     if (size := len(prompt)) >= length:
       kept = max(1, length // 2)
       prompt = prompt[-kept:]
@@ -86,6 +99,7 @@ def _prompts(source, length, labels):
         file=sys.stderr,
       )
     return np.broadcast_to(prompt, (num, len(prompt)))
+
   from sparse_transformer.training.evaluation import samples
 
   empty = samples.no_prompts(source, num)
@@ -117,8 +131,10 @@ def _read_prompt(source, text):
       content = b">\n" + content
     if os.path.exists(text):
       raise ValueError(f"--prompt={text} is a file; write --prompt=@{text}")
+
+  # The codec puts the separator of documents at the end.
   prompt = source.codec.decode(content, path)
-  if source.separator is not None:  # which decode puts at the end
+  if source.separator is not None:
     prompt = prompt[:-1]
   if not len(prompt):
     raise ValueError(f"{path} has 0 symbols; a prompt has at least 1")

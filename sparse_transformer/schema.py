@@ -48,12 +48,14 @@ def one_of(*known: str) -> Rule:
 
 def items(text: str, rule: Rule, are: Callable = lambda x: True) -> Rule:
   """A tuple whose items follow a rule, and together another one."""
+  # A list, as JSON has it, is made a tuple by `Config.replace`.
   each = lambda x: type(x) is tuple and all(map(rule.accepts, x))
   return Rule(text, lambda x: each(x) and are(x))
 
 
 SIZE, COUNT = integer(1), integer(0)
-AMOUNT = integer(1, below=10_001)  # a network has an object for each of them
+# A network has a Python object for each of them.
+AMOUNT = integer(1, below=10_001)
 POSITIVE = number("above 0", lambda x: x > 0)
 FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
 SHARE = number("at least 0 and at most 1", lambda x: 0 <= x <= 1)
@@ -68,6 +70,7 @@ DEVICES = Rule(
   "an integer at least 1, or -1 for all remaining devices",
   lambda x: SIZE.accepts(x) or (type(x) is int and x == -1),
 )
+# The rules of fields that give none, by the type of the default.
 RULES = {
   bool: Rule("True or False", lambda x: type(x) is bool),
   str: Rule("a string", lambda x: type(x) is str),
@@ -437,12 +440,14 @@ class Config(Group):
       check_name(name)
       if isinstance(value, list):  # as in JSON
         value = tuple(value)
+      # Such as 1e3, which is a float.
       is_of_integer = FIELDS[name].type is int
       if is_of_integer and isinstance(value, float) and value.is_integer():
-        value = int(value)  # such as 1e3
+        value = int(value)
       check_value(name, value)
       group, _, field = name.partition(".")
       groups[group][field] = value
+
     return type(self)(
       **{name: GROUPS[name](**fields) for name, fields in groups.items()}
     )
@@ -477,10 +482,12 @@ def check_name(name: str) -> None:
   """Raises ValueError, which names the nearest, unless a field exists."""
   if name in FIELDS:
     return
+
+  # The same field of another group, or a name spelled like it.
   _, dot, last = f".{name}".rpartition(".")
-  found = [x for x in FIELDS if x.endswith(dot + last)]
-  found = found or difflib.get_close_matches(name, FIELDS)
-  close = f"; did you mean {', '.join(found)}?" if found else ""
+  similar = [x for x in FIELDS if x.endswith(dot + last)]
+  similar = similar or difflib.get_close_matches(name, FIELDS)
+  close = f"; did you mean {', '.join(similar)}?" if similar else ""
   raise ValueError(
     f"the config has no field {name!r}; docs/config.md lists all{close}"
   )

@@ -16,8 +16,10 @@ def score(argv: Sequence[str]) -> None:
   from sparse_transformer.cli import flags
   from sparse_transformer.training.evaluation import evaluations
 
-  words = *sys.argv[1:3], "--split=validation"  # --config and --workdir
-  sys.orig_argv = ["python", str(ROOT / "eval.py"), *words]
+  # What is kept with the score is the command that would give it.
+  config, workdir = sys.argv[1:3]
+  script = str(ROOT / "eval.py")
+  sys.orig_argv = ["python", script, config, workdir, "--split=validation"]
   for made in evaluations.evaluate_run(
     flags.FLAGS.workdir,
     steps=["best"],

@@ -17,7 +17,15 @@ from sparse_transformer.training.stopwatch import Limit
 def introduce(
   experiment: Experiment, workdir: object, limit: Limit | None
 ) -> None:
-  """Prints what to know about a run before it is compiled."""
+  """Prints what to know about a run before it is compiled.
+
+  Args:
+    experiment: the run's.
+    workdir: its folder.
+    limit: of its time, if that ends it.
+
+  Raises Unsupported if its attention cannot run here.
+  """
   config = experiment.config
   source = experiment.source
   layers = experiment.model.num_layers
@@ -97,7 +105,10 @@ def _skipped_byte(model):
 
 
 def origin(start: Mapping[str, Any]) -> str:
-  """A line about the weights that a run starts from."""
+  """A line about the weights that a run starts from.
+
+  `start` is what `warm_start.first_state` returns about them.
+  """
   line = f"starts from {start.get('file') or start['run']}"
   if "run_step" in start:
     line += f", step {start['run_step']:,}"

@@ -43,7 +43,13 @@ PEAKS = {
 def attention_requests(
   config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> list[Request]:
-  """The attention of a micro-batch in each distinct layer, by default here."""
+  """The attention of a micro-batch, once for each distinct layer.
+
+  Args:
+    config: the experiment's, for its batch and mesh.
+    model: its network.
+    platform: where it would run, as JAX names it; by default here.
+  """
   qk_width, value_width = model.widths
   split = Split()
   if config.mesh.sequence > 1:
@@ -133,7 +139,11 @@ def speed(
 
 
 def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
-  """Bytes of the training state and of its gradients on one device."""
+  """Bytes of the training state and of its gradients on one device.
+
+  Returns `parameters`, `optimizer`, `average`, `gradients`, and their `total`.
+  Activations are not in it: `Experiment.compile_step` says what they need.
+  """
   state = abstract_state(config, model)
   sizes = mesh.sizes(config)
   weights = bytes_on_device(state.params, sizes)
@@ -148,7 +158,12 @@ def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
 
 
 def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
-  """Bytes that a training state, or a part of one, takes on each device."""
+  """Bytes that a training state, or a part of one, takes on each device.
+
+  Args:
+    tree: arrays, or their shapes and dtypes.
+    sizes: the devices along each axis of the mesh.
+  """
   total = 0
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
     # An array is split over some axes of the mesh, and copied along the others.
@@ -160,7 +175,11 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
 def abstract_state(
   config: schema.Config, model: model_lib.Config
 ) -> step_lib.State:
-  """The shapes of a network's training state."""
+  """The shapes and dtypes of a network's training state.
+
+  Nothing is computed, and no device is used. Raises ValueError if the schedule
+  of the learning rate is invalid.
+  """
   optimizer = make_optimizer(config)
   return jax.eval_shape(
     lambda params: step_lib.init_state(params, optimizer, model.dtype),

@@ -60,13 +60,20 @@ class Experiment:
 
   @functools.cached_property
   def numbers(self) -> Sequence[np.ndarray]:
-    """The example numbers of each batch: `numbers[i]` [B] after i updates."""
+    """The example numbers of each batch: `numbers[i]` [B] after i updates.
+
+    They are a function of the seed, the step and the size of batches alone.
+    """
     settings = self.config.train
     numbers = range(len(self.examples))
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on devices: [B, L], or labelled rows."""
+    """The batch after some updates, on the devices of the mesh.
+
+    Returns integers [B, L]; of labelled data, rows [B, L + 2], see
+    `data.Sequences`.
+    """
     numbers = self.numbers[updates]
     orders = self.source.orders
     seed = self.config.train.seed
@@ -103,7 +110,10 @@ class Experiment:
 
   @functools.cached_property
   def losses(self) -> Callable[..., Any]:
-    """`make_losses`; raises Unsupported if attention cannot run here."""
+    """What scores batches, see `step.make_losses`.
+
+    Raises Unsupported if attention cannot run here.
+    """
     # Before anything is traced, whose error would not name the setting.
     for request in costs.attention_requests(self.config, self.model):
       registry.resolve(self.model.backend, request)
@@ -140,7 +150,10 @@ class Experiment:
 
   @functools.cached_property
   def update(self) -> Any:
-    """Jitted `step`, which reuses the memory of the state that it is given."""
+    """Jitted `step`: (state, tokens_BL, schedule) -> (new state, metrics).
+
+    It reuses the memory of the state that it is given, which is lost.
+    """
     # Metrics are numbers that each device has.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(
@@ -150,7 +163,13 @@ class Experiment:
     )
 
   def compile_step(self, dtype: Any = None) -> Any:
-    """Compiles `update` for batches of a dtype, see `batch_like`, once."""
+    """Compiles `update`, which may take minutes, once for each dtype.
+
+    Args:
+      dtype: of batches; by default that of unpadded symbols.
+
+    Returns the compiled program, which is called as `update` is.
+    """
     if dtype not in self._programs:
       inputs = self.like, self.batch_like(dtype), schedule(self.config)
       with jax.set_mesh(self.mesh):
@@ -200,7 +219,14 @@ class Run:
     return (own.name, own.path) != (used.name, used.path)
 
   def changes(self, allowed: config_lib.Allowed) -> config_lib.Changes:
-    """What overrides change; ValueError if it affects what is not allowed."""
+    """What overrides change of the config that made the step.
+
+    Args:
+      allowed: what changes may affect, a policy of `config`.
+
+    Returns {"group.field": (old, new)}.
+    Raises ValueError if a change affects something else.
+    """
     place = f"checkpoint {self.saved.path(self.step)}"
     config = self.experiment.config
     return config_lib.compare(self.config, config, allowed, place)

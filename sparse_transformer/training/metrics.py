@@ -123,7 +123,14 @@ class Writer:
   def show(
     self, step: int, split: str, tag: str, content: str | pathlib.Path
   ) -> None:
-    """Adds a text in Markdown, or the PNG file at a path, to TensorBoard."""
+    """Shows something on TensorBoard.
+
+    Args:
+      step: at which it was made.
+      split: train or validation.
+      tag: its name there.
+      content: a text in Markdown, or the path of a PNG file.
+    """
     if not self._file:
       return
     if isinstance(content, str):
@@ -147,7 +154,11 @@ def attempt(what: str) -> Iterator[None]:
 
 
 def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
-  """A line for the terminal: the values that are single numbers."""
+  """A line for the terminal: the values that are single numbers.
+
+  >>> as_line(50, "train", dict(bits_per_dim=2.25, learning_rate=1e-3))
+  'step      50  train       bits  2.2500  lr 1.000e-03'
+  """
   text = f"step {step:>7}  {split:<10}"
   for name in dict.fromkeys((*SHORT, *values)):
     if name not in values or name in HIDDEN or np.ndim(values[name]):
@@ -158,7 +169,11 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """The lines of `metrics.jsonl`, without one that a kill has cut off."""
+  """The lines of `metrics.jsonl`, without one that a kill has cut off.
+
+  Each has a `step`, a `split`, and the numbers of `NEEDED`.
+  Raises OSError if there is no such file, ValueError if it is not regular.
+  """
   path = pathlib.Path(workdir) / "metrics.jsonl"
   lines = []
   # A pipe, which would be read for ever, has no size.

@@ -66,7 +66,15 @@ def schedule(
 def rate(kind: str, due: Schedule) -> jax.Array:
   """The learning rate that is due.
 
-  Linear warm-up to a peak, then what `optimizer.schedule` names, the kind.
+  It rises linearly to its peak, then does what its kind says: stays, or falls
+  to the minimum, along a line, along half a period of a cosine, or (wsd) along
+  a line over the last fifth of the steps after the warm-up.
+
+  Args:
+    kind: what `optimizer.schedule` names.
+    due: from `schedule`.
+
+  Returns a float32 scalar.
   """
   step, steps, warmup, peak, minimum = map(jnp.asarray, due)
   rest = jnp.maximum(1, steps - warmup)
@@ -149,7 +157,7 @@ def _block_matrices(params):
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:
-  """The number of updates: steps that were not skipped."""
+  """The number of updates, int32 scalar: steps that were not skipped."""
   (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
   return count  # all are equal
 

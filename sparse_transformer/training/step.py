@@ -69,7 +69,13 @@ class State:
 def init_state(
   params: dict, optimizer: optax.GradientTransformation, dtype: str
 ) -> State:
-  """The state before the first step; `dtype` is the activations'."""
+  """The state before the first step.
+
+  Args:
+    params: the network's parameters, which it contains.
+    optimizer: from `optimizer.make_optimizer`.
+    dtype: of activations; float16 has a loss scale.
+  """
   zero = lambda: jnp.zeros((), jnp.int32)  # each is donated
   loss_scale = None
   if dtype == "float16":
@@ -126,9 +132,14 @@ def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Callable[..., Any]:
-  """Jitted (params, tokens_BL) -> nats of each position [B, L].
+  """A jitted function that scores batches.
 
-  For a classifier, (nats of each label [B, 1], whether it is right [B]).
+  Args:
+    apply: the network, from `model.make_apply`.
+
+  Returns:
+    (params, tokens_BL) -> nats of each position, float32 [B, L]; for a
+    classifier, (nats of each label [B, 1], whether it is right [B]).
   """
 
   def losses(params, tokens_BL):

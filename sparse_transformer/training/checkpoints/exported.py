@@ -47,8 +47,14 @@ def save(
 ) -> None:
   """Writes the parameters of an experiment's network to a file.
 
-  `provenance` is added to the metadata, such as the step. The config is stored
-  without what only this machine has, see `config.portable`.
+  Args:
+    path: of the file, NAME.safetensors.
+    config: the experiment's. It is stored without what only this machine has,
+      see `config.portable`.
+    params: of its network.
+    **provenance: what else is in the metadata, such as the step.
+
+  Raises ValueError if the path is unsuitable, OSError if it cannot be written.
   """
   path = check_path(path)
   source = data.source(config.data, config.model.task == "classify")

@@ -51,7 +51,13 @@ def provenance(
 ) -> dict[str, Any]:
   """Describes a run for its checkpoints: config, data, versions, command.
 
-  Without data, as of converted weights, their digest is None: any data fit.
+  Args:
+    config: the run's.
+    source: its data.
+    has_data: False of converted weights. Then the digest of the data is None,
+      and any data fit.
+
+  Raises OSError or ValueError if data cannot be read.
   """
   return dict(
     config=config.to_dict(),
@@ -206,7 +212,18 @@ class Saved:
     return State(**_read(path, tree))
 
   def weights(self, step: int, mesh: Mesh) -> dict[str, jax.Array]:
-    """The verified averaged weights of a step by name, split over a mesh."""
+    """The averaged weights of a step, which are verified.
+
+    Args:
+      step: a saved one.
+      mesh: the devices that they are split over.
+
+    Returns {name: array}, for any network and optimizer; see `by_name`.
+
+    Raises:
+      FileNotFoundError: a run has just deleted the checkpoint.
+      ValueError: it is damaged, or of another step.
+    """
     path = self.verify(step)
     like = mesh_lib.split(mesh, {"ema": _shapes(path)["ema"]})
     return by_name(_read(path, like)["ema"])
@@ -385,7 +402,11 @@ class Saver:
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-  """The leaves of a pytree by their paths, spelled as in Orbax."""
+  """The leaves of a pytree by their paths, spelled as in Orbax.
+
+  >>> by_name({"blocks": {"query": {"bias": 0}}})
+  {'blocks.query.bias': 0}
+  """
   return {
     jax.tree_util.keystr(path, simple=True, separator="."): x
     for path, x in jax.tree_util.tree_leaves_with_path(tree)

@@ -32,7 +32,15 @@ def make(
 
 
 def split(mesh: Mesh, tree: Any) -> Any:
-  """Shapes and dtypes of a training state, or of a part of one, on a mesh."""
+  """Shapes and dtypes of a training state, split over a mesh.
+
+  Args:
+    mesh: the devices.
+    tree: a state, or a part of one: arrays, or their shapes and dtypes.
+
+  Returns the same tree of `jax.ShapeDtypeStruct`, each with its sharding, as
+  `model.sharding.spec` says.
+  """
 
   def shard(path, x):
     like = jax.ShapeDtypeStruct(tuple(x.shape), x.dtype)
@@ -68,7 +76,10 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
 
 
 def check_network(model: model_lib.Config, sizes: Sizes) -> None:
-  """Raises ValueError if a network cannot be split over a mesh."""
+  """Raises ValueError if a network cannot be split over a mesh.
+
+  The axis `sequence` splits positions, `fsdp` the width, and `tensor` heads.
+  """
   for name, value, axis in (
     ("the length of a sequence", model.length, "sequence"),
     ("model.width", model.width, "fsdp"),
@@ -84,7 +95,13 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 def check_batch(
   config: schema.Config, sizes: Sizes, group: str = "train"
 ) -> None:
-  """Raises ValueError unless devices and micro-batches divide a batch."""
+  """Raises ValueError unless devices and micro-batches divide a batch.
+
+  Args:
+    config: has the size of the batch.
+    sizes: the devices along each axis of the mesh.
+    group: "train" or "eval", whose `batch_size` it is.
+  """
   # Each device has as many sequences of each micro-batch as the others.
   size = config[group].batch_size
   parts = num_shards(sizes)

@@ -99,7 +99,10 @@ def together(function: Callable[[], T]) -> T:
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-  """Raises ValueError unless all processes have the same JSON values."""
+  """Raises ValueError unless all processes have the same JSON values.
+
+  The error names the first value that differs, and says what it is where.
+  """
   every = gather(values)
   first = every[0]
   for number, other in enumerate(every):
@@ -114,7 +117,10 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-  """The JSON values of all processes."""
+  """The JSON values of all processes, in their order.
+
+  Each process gives its own, and waits for those of the others.
+  """
   text = json.dumps(value)
   if not are_several():
     return [json.loads(text)]
@@ -131,7 +137,14 @@ def gather(value: Any) -> list[Any]:
 def place(
   read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
-  """An array [B, L] on devices; each process reads its own rows, once each."""
+  """An array [B, L] on devices.
+
+  Args:
+    read: the row [L] of a number below B. Each process calls it for its own
+      rows, once each.
+    shape: (B, L).
+    sharding: over the devices of all processes.
+  """
   # Several devices may have the same rows.
   read_once = functools.cache(read)
 

@@ -32,11 +32,17 @@ def decoder(
   labels: tuple[int, ...] = (),
   length: int | None = None,
 ) -> sampling.Cached | sampling.Recompute:
-  """The decoder of sequences in an order; a cache can hold one document only.
+  """The decoder of sequences.
 
-  Sequences have up to `length` symbols, or as many as in training if those are
-  more. Raises ValueError if there are several processes, the data have labels,
-  or the network cannot have that length.
+  Args:
+    experiment: whose network decodes.
+    cached: whether keys and values are kept; else all is computed again for
+      each symbol. A cache can hold one document only.
+    labels: of the order of an image, see `data.Orders.labels`.
+    length: symbols of a sequence at the most; by default as in training.
+
+  Raises ValueError if there are several processes, the data have labels, or the
+  network cannot have that length.
   """
   network = experiment.model
   source = experiment.source
@@ -79,9 +85,16 @@ def draw_in_training(
   folder: pathlib.Path,
   check_stop: Callable[[], None],
 ) -> str | pathlib.Path:
-  """Writes `eval.samples` sequences; returns a text, or the path of a picture.
+  """Draws `eval.samples` sequences, and writes them into a folder.
 
-  The random numbers are the same at all steps; `check_stop` may raise.
+  Args:
+    experiment: the run's.
+    state: whose averaged weights draw. The random numbers are the same at all
+      steps, so that pictures of two steps can be compared.
+    folder: the workdir.
+    check_stop: called after each symbol; may raise an exception.
+
+  Returns what TensorBoard can show: a text, or the path of a picture.
   """
   config = experiment.config
   source = experiment.source
@@ -108,9 +121,15 @@ def save(
   tokens: np.ndarray,
   **provenance: Any,
 ) -> list[pathlib.Path]:
-  """Writes sequences [num, length] into files; returns their paths.
+  """Writes sequences into files, whose kind depends on the data.
 
-  `provenance` says what made them, and is written beside them.
+  Args:
+    folder: for the files, samples.* in it.
+    source: the data.
+    tokens: the sequences, integers [num, length].
+    **provenance: what made them, as JSON, which is written beside them.
+
+  Returns the paths of the files.
   """
   # What it says must not be of other samples, even for a moment.
   stem = pathlib.Path(folder) / "samples"

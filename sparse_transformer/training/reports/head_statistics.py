@@ -46,7 +46,16 @@ class Head:
 def collect(
   model: model_lib.Config, params: Any, tokens_L: np.ndarray
 ) -> Collected:
-  """The queries and keys of at most `MAX_LAYERS` layers, in one pass."""
+  """The queries and keys of some layers, in one pass of the network.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    tokens_L: an example, integers.
+
+  Returns {layer: (q_BLHK, k_BLHK)} of at most `MAX_LAYERS` layers, spread
+  evenly; heads of a group have equal keys.
+  """
   # Layers at equal distances, the first and the last among them.
   num_drawn = min(MAX_LAYERS, model.num_layers)
   spread = np.linspace(0, model.num_layers - 1, num_drawn)
@@ -88,7 +97,15 @@ def collect(
 def weigh(
   model: model_lib.Config, params: Any, collected: Collected
 ) -> Iterator[tuple[int, list[Head]]]:
-  """Yields (layer, its heads) for each layer that `collect` returns."""
+  """What heads attend to, by the definition of their patterns.
+
+  Args:
+    model: the network.
+    params: its parameters.
+    collected: queries and keys, from `collect`.
+
+  Yields (layer, its heads) for each layer.
+  """
   learned = options.own(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]

@@ -57,6 +57,7 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
     if schema.FIELDS[field].type is not str:
       with contextlib.suppress(*UNREADABLE):
         values[field] = ast.literal_eval(text)
+
   return schema.typed(config).replace(**values)
 
 
@@ -77,6 +78,7 @@ def read_config(workdir: str | os.PathLike) -> Config:
       f"{workdir} is not a run: it has no config.json; --workdir must name a"
       f" folder that train.py wrote{atomic.nearest(path.parent)}"
     )
+
   return from_json(atomic.read_json(path), path)
 
 
@@ -174,4 +176,5 @@ def compare(
       f" {'--allow_changes, ' * can_change}another --workdir, or the same"
       " settings"
     )
+
   return changes

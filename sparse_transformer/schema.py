@@ -475,6 +475,7 @@ def typed(config: Any) -> Config:
       "the config must be a ConfigDict with the groups and fields of"
       f" docs/config.md: {error}"
     ) from None
+
   return Config().replace(**values)
 
 

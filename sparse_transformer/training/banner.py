@@ -79,6 +79,7 @@ def _shared_summaries(config):
       " share the same summary columns; the paper's have distinct ones, as with"
       f" attention.num_summaries={distinct}"
     )
+
   return ""
 
 
@@ -115,6 +116,7 @@ def origin(start: Mapping[str, Any]) -> str:
   for name in "random", "changed", "attention":
     if start[name]:
       line += f"; {name}: {', '.join(start[name])}"
+
   return line
 
 

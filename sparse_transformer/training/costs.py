@@ -169,6 +169,7 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
     # An array is split over some axes of the mesh, and copied along the others.
     devices = math.prod(sizes[axis] for axis in spec(path, x) if axis)
     total += math.prod(x.shape) * x.dtype.itemsize // devices
+
   return total
 
 

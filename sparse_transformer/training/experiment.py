@@ -174,6 +174,7 @@ class Experiment:
       inputs = self.like, self.batch_like(dtype), schedule(self.config)
       with jax.set_mesh(self.mesh):
         self._programs[dtype] = self.update.lower(*inputs).compile()
+
     return self._programs[dtype]
 
   @functools.cached_property

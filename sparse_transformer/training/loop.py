@@ -275,6 +275,7 @@ def _changes(config, saver, step, allowed):
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
       " that would use it; set more train.steps, or use another --workdir"
     )
+
   return changes
 
 
@@ -454,4 +455,5 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
         experiment, state, run.writer.workdir, run.stops.check
       )
       run.writer.show(step, "validation", "samples", shown)
+
   return bits

@@ -165,6 +165,7 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
       continue
     label, digits = SHORT.get(name, (name, "#.5g"))
     text += f"  {label} {values[name]:{digits}}"
+
   return text
 
 
@@ -185,6 +186,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
       names |= NUMBERS & line.keys()
       if all(isinstance(line[x], int | float) for x in names):
         lines.append(line)
+
   return lines
 
 

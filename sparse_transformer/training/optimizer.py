@@ -54,6 +54,7 @@ def schedule(
     due = max(step, int(10 * share * warmup))
     if due >= warmup:
       due = max(warmup, int(share * steps))
+
   return Schedule(
     step=np.int32(due),
     steps=np.int32(steps),
@@ -141,6 +142,7 @@ def make_optimizer(
       weight_decay=settings.weight_decay,
       mask=decays,
     )
+
   return optax.chain(optax.clip_by_global_norm(CLIP_NORM), optimizer)
 
 

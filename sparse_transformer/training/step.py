@@ -82,6 +82,7 @@ def init_state(
     loss_scale = LossScale(
       scale=jnp.float32(FIRST), finite=zero(), skipped=zero()
     )
+
   return State(
     step=zero(),
     params=params,
@@ -272,6 +273,7 @@ def _accumulate(state, tokens_BL, predict, config):
     shapes = jax.eval_shape(gradient, state.params, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (grads, means), _ = jax.lax.scan(add, zeros, inputs)
+
   return (
     jax.tree.map(lambda x: x / micro, means),
     jax.tree.map(lambda x: x / (micro * scale), grads),

@@ -27,6 +27,7 @@ def parse_limit(
     raise ValueError(
       f"--{flag}={text} must be {known}, with N above 0 and below {MOST:,}"
     )
+
   return kind, amount
 
 

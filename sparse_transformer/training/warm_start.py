@@ -132,6 +132,7 @@ def _changed(before, experiment):
       changed.append(line)
     elif affected == "scores":
       attention.append(line)
+
   return changed, attention
 
 

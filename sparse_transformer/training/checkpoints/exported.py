@@ -133,6 +133,7 @@ def load(path: str | os.PathLike) -> Exported:
     )
   for name, view in views.items():
     view[...] = arrays[name]
+
   return Exported(config, jax.tree.map(jnp.asarray, params), source)
 
 
@@ -174,4 +175,5 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
       rest = ["attention", first, *rest]
     for place, layer in enumerate(model_lib.layers_of(model, first)):
       views[".".join(["layers", str(layer), *rest])] = x[place, ...]
+
   return views

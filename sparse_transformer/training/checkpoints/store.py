@@ -146,6 +146,7 @@ class Saved:
     # Not listed: it may come after the checkpoint is complete.
     with contextlib.suppress(OSError, ValueError):
       description |= atomic.read_json(path / VALIDATION, dict)
+
     return description
 
   def config(self, step: int) -> config_lib.Config:
@@ -158,6 +159,7 @@ class Saved:
     if settings is None:
       self.verify(step)
       raise ValueError(f"{place} does not say which run it belongs to")
+
     return config_lib.from_json(settings, f"the config in {place}")
 
   def check_data(self, step: int, digest: Mapping[str, Any]) -> None:
@@ -288,6 +290,7 @@ class Saver:
         f"checkpoint {path} cannot be used: {damage}; renamed to {aside.name}",
         file=sys.stderr,
       )
+
     return None
 
   def save(self, state: State, validation: float | None = None) -> None:
@@ -469,6 +472,7 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
       f" {', '.join(differing[:3])} differ; use the model and patterns of"
       " its run's config.json"
     )
+
   return tree
 
 

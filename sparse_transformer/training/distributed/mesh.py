@@ -72,6 +72,7 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
       f" there are {devices}; change an axis; -1 stands for the devices left"
       " over"
     )
+
   return axes | dict.fromkeys(rest, devices // asked)
 
 

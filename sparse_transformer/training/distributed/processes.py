@@ -95,6 +95,7 @@ def together(function: Callable[[], T]) -> T:
       raise SystemExit(1)
     if text:
       raise error or ValueError(f"in process {number}: {text}")
+
   return cast(T, result)  # set, as no process raised an error
 
 

@@ -261,6 +261,7 @@ def evaluate(
     _save(run, score, tally.means())
   except OSError as error:
     return dataclasses.replace(score, unsaved=str(error))
+
   return score
 
 
@@ -319,6 +320,7 @@ def _overrides(run, request):
     if digest != run.saved.describe(run.step)["data"]:
       overrides["data.path"] = run.experiment.config.data.path
       overrides["data"] = digest
+
   return overrides
 
 

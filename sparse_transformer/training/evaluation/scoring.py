@@ -142,6 +142,7 @@ def score(
       arrays = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
       tally.add(*(x[:num] for x in arrays))
       advance(num)
+
   return tally
 
 

@@ -207,6 +207,7 @@ def draw_heads(
     masks.show(bottom, paint(head.cells, largest))
     if size > 1:
       bottom.set_xlabel(f"a pixel joins {size} x {size} pairs")
+
   return figure
 
 
@@ -306,6 +307,7 @@ def render(report: Report) -> str:
         f"{head['entropy']:.2f}",
       )
     )
+
   return (
     f"{_title(report)}\n\n{tables.align(rows, right_from=3)}\n"
     f"{len(report['pictures'])} of {report['num_layers']} layers are drawn, at"

@@ -92,7 +92,7 @@ def _skipped_byte(model):
   rows, columns, channels = model.shape
   row = columns * channels
   query = rows // 2 * row + columns // 2 * channels + channels - 1
-  drawn = {*itertools.chain(*model.patterns)}
+  drawn = set(itertools.chain.from_iterable(model.patterns))
   keys = lambda p: p.keys(query, model.length)
   # Inputs are shifted by one: key k holds byte k - 1.
   may_hold = any(query - row + 1 in keys(p.support()) for p in drawn)

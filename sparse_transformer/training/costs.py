@@ -76,7 +76,7 @@ def attention_requests(
 
 def count_pairs(model: model_lib.Config) -> int:
   """Pairs of one sequence in all heads; the most, if content decides."""
-  heads = collections.Counter(itertools.chain(*model.patterns))
+  heads = collections.Counter(itertools.chain.from_iterable(model.patterns))
   return sum(
     number * analysis.count_pairs(pattern, model.length)
     for pattern, number in heads.items()

@@ -32,8 +32,8 @@ SHORT = dict(
   learning_rate=("lr", "9.3e"),
   tokens_per_second=("tok/s", "9,.0f"),
 )
-HIDDEN = {"nats", "model_flops_per_second", *TIMES}
-NUMBERS = {*SHORT, *HIDDEN, "mfu"}  # in a line that has them
+HIDDEN = {"nats", "model_flops_per_second"}.union(TIMES)
+NUMBERS = HIDDEN.union(SHORT, {"mfu"})  # in a line that has them
 OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
 
@@ -160,7 +160,7 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
   'step      50  train       bits  2.2500  lr 1.000e-03'
   """
   text = f"step {step:>7}  {split:<10}"
-  for name in dict.fromkeys((*SHORT, *values)):
+  for name in dict.fromkeys(list(SHORT) + list(values)):
     if name not in values or name in HIDDEN or np.ndim(values[name]):
       continue
     label, digits = SHORT.get(name, (name, "#.5g"))
@@ -182,7 +182,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      names = {"step", *NEEDED.get(line["split"], ())}
+      names = {"step"}.union(NEEDED.get(line["split"], ()))
       names |= NUMBERS & line.keys()
       if all(isinstance(line[x], int | float) for x in names):
         lines.append(line)

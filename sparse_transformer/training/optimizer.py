@@ -160,8 +160,8 @@ def _block_matrices(params):
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:
   """The number of updates, int32 scalar: steps that were not skipped."""
-  (_, count), *_ = optax.tree.get_all_with_path(opt_state, "count")
-  return count  # all are equal
+  # All counts are equal.
+  return optax.tree.get_all_with_path(opt_state, "count")[0][1]
 
 
 def decays(params: dict) -> dict:

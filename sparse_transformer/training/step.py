@@ -266,11 +266,11 @@ def _accumulate(state, tokens_BL, predict, config):
   # A single micro-batch needs no second copy of the gradients, for their sum.
   rngs_A = jax.random.split(rng, micro)
   inputs = tokens_ABL, rngs_A, weights_A
-  first = [x[0] for x in inputs]
+  first = [state.params] + [x[0] for x in inputs]
   if micro == 1:
-    grads, means = gradient(state.params, *first)
+    grads, means = gradient(*first)
   else:
-    shapes = jax.eval_shape(gradient, state.params, *first)
+    shapes = jax.eval_shape(gradient, *first)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     (grads, means), _ = jax.lax.scan(add, zeros, inputs)
 

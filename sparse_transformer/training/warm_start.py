@@ -41,7 +41,7 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   changed, attention = _changed(source.config, experiment)
   for name, there in source.meanings.items():
     here = getattr(experiment.source, name)
-    if there and here and there not in (here, [*here]):
+    if there and here and there not in (here, list(here)):
       changed.append(f"{name} of data={here} here, but {there} there")
 
   state = experiment.first_state()
@@ -149,7 +149,7 @@ def _fit(params, weights, changed, settings):
       reasons[name] = f"{name} is {there} there and {list(x.shape)} here"
   unused = [name for name in weights if name not in leaves]
 
-  problems = [*changed, *reasons.values()]
+  problems = changed + list(reasons.values())
   problems += [f"{name} is absent here" for name in unused]
   # Then it is no other start, but a mistake.
   none_fits = len(reasons) == len(leaves)
@@ -160,6 +160,6 @@ def _fit(params, weights, changed, settings):
       " data's symbols and length and the patterns' parameters, or"
       " --config.train.init_partial=True, which takes the weights that fit"
     )
-  misfits = dict(random=[*reasons], unused=unused, changed=changed)
+  misfits = dict(random=list(reasons), unused=unused, changed=changed)
   tree = jax.tree.structure(params)
   return jax.tree.unflatten(tree, fitted.values()), misfits

@@ -163,17 +163,17 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
   """Views of arrays that stack layers, by their names in a file."""
   views = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
-    first, *rest = (str(key.key) for key in path)
+    keys = [str(key.key) for key in path]
+    first = keys[0]
     if not model_lib.num_stacks(path):
-      views[".".join([first, *rest])] = x
+      views[".".join(keys)] = x
       continue
 
     # What options have for each layer is of its attention.
+    name = ".".join(["attention"] + keys)
     if first.endswith("blocks"):
-      rest[0] = PARTS[rest[0]]
-    else:
-      rest = ["attention", first, *rest]
+      name = ".".join([PARTS[keys[1]]] + keys[2:])
     for place, layer in enumerate(model_lib.layers_of(model, first)):
-      views[".".join(["layers", str(layer), *rest])] = x[place, ...]
+      views[f"layers.{layer}.{name}"] = x[place, ...]
 
   return views

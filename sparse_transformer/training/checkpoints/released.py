@@ -103,7 +103,7 @@ def load(
         arrays[ours] = x
 
     for ours, by_number in layers.items():
-      if sorted(by_number) != [*range(len(by_number))]:
+      if sorted(by_number) != list(range(len(by_number))):
         raise ValueError(f"it lacks {ours} of a layer")
       arrays[ours] = np.stack([by_number[i] for i in range(len(by_number))])
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
@@ -117,7 +117,7 @@ def load(
   provenance: dict[str, Any] = dict(
     file=text,
     sha256=digest,
-    starts=[*starts],
+    starts=list(starts),
     arrays=f"model/*{kind}:0",
   )
   if not is_raw and nats < NO_LOSS:

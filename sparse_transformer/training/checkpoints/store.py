@@ -178,7 +178,7 @@ class Saved:
   def check_symbols(self, step: int, source: Source) -> None:
     """Raises ValueError if symbols or classes mean something else here."""
     saved = self.describe(step)
-    here = dict(symbols=source.symbols, classes=[*source.classes])
+    here = dict(symbols=source.symbols, classes=list(source.classes))
     for name, meaning in here.items():
       if saved.get(name, meaning) != meaning:
         raise ValueError(
@@ -336,9 +336,9 @@ class Saver:
       bits[new.step] = new.metrics
 
     # What is no complete checkpoint is somebody else's, and stays.
-    steps = sorted({*self.saved.steps(), new.step})
+    steps = sorted({new.step}.union(self.saved.steps()))
     best = min(bits, key=bits.__getitem__, default=None)
-    kept = {*steps[-self._keep :], best}
+    kept = set(steps[-self._keep :]) | {best}
     return [x.step in kept or x.step not in steps for x in checkpoints]
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:

@@ -287,7 +287,7 @@ def _details(source, split, tally):
     case data.Images(shape=(_, _, channels)) if channels > 1:
       return dict(by_channel=tally.means(channels).tolist())
     case data.Sequences(classes=names) if names:
-      return dict(classes=[*names])
+      return dict(classes=list(names))
     # Each token is scored once, from the first.
     case data.Stream() if num := source.num_bytes(split, tally.tokens):
       return dict(bits_per_byte=float(tally.bits_L.sum()) / num)

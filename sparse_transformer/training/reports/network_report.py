@@ -191,8 +191,8 @@ def render(report: Report) -> str:
   shape = " x ".join(map(str, report.network["shape"]))
   parts = [
     title.format(**report.network | dict(shape=shape)),
-    tables.align([COLUMNS, *_attention_rows(report)], right_from=3) + NOTE,
-    tables.align([*_reach_rows(report), *_sum_rows(report)]),
+    tables.align(_attention_rows(report), right_from=3) + NOTE,
+    tables.align(list(_reach_rows(report)) + list(_sum_rows(report))),
     tables.align(
       (f"attention on {x}", textwrap.shorten(y, 130, placeholder=" ..."))
       for x, y in report.executors.items()
@@ -202,6 +202,7 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
+  yield COLUMNS
   network = report.network
   n = network["length"]
   for row in report.attention:

@@ -16,55 +16,55 @@ from helpers import executor_laws as laws
 
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry, verification
-from sparse_transformer.attention.executors import kernel_math, triton_kernels
+from sparse_transformer.attention.executors import triton_kernels
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.patterns import parse
 
 pytestmark = pytest.mark.soak
 
-# What is wrong, and a text of triton_kernels.py or kernel_math.py with its
-# change, marked as by `git diff --word-diff`.
+# What is wrong, and a text of triton_kernels.py with its change, marked as by
+# `git diff --word-diff`.
 TEXTS = r"""
 pairs are transposed
-  reshape(tile, [-count * 32) != 0-]{+count * 32).T.reshape(tile, -1) != 0+}
+  unpack(self._tables.masks[number, :, :], 1){+.T+}
 the last full tile is skipped
-  (self._middle, self.[-_last-]{+_last - 1+}, False)
+  lax.fori_loop(self._middle, self.[-_last-]{+_last - 1+}, full, carry)
 the first partial tile is skipped
-  (self.[-_first-]{+_first + 1+}, self._middle, True)
+  lax.fori_loop(self.[-_first-]{+_first + 1+}, self._middle, partial, carry)
 rows of another head
-  ref[self._batch, at, [-head-]{+0+}, :]
+  ref[self.batch, self.positions, [-self.head-]{+0+}, :]
 products accumulate in 16 bits
   preferred_element_type=[-jnp.float32-]{+a.dtype+}
 no maximum is subtracted
-  raise_max([-max_, s.max(1) * factor-]{+0 * max_, 0 * max_+})
+  raise_max([-running_max, tile_max-]{+0 * running_max, 0 * tile_max+})
 a stale maximum
-  return out, [-new-]{+max_+}, sum_
+  return accumulator, [-new_max-]{+running_max+}, normalizer
 the output is not rescaled
-  p.astype(v.dtype), v, out[- * by_row(decay, out)-])
+  decayed = accumulator[- * decay[:, None]-]
 the output is not divided
-  refs, out[- / by_row(total, out)-], lse
+  out_ref, accumulator[- / total[:, None]-])
 rows without keys are divided by zero
-  out / by_row([-total-]{+jnp.where(lse == -jnp.inf, 0.0, total)+}, out)
+  / [-total-]{+jnp.where(lse == -jnp.inf, 0.0, total)+}[:, None]
 lse without the sum
-  by_row(total, out), [-lse-]{+max_ / LOG2_E+})
+  lse_ref, [-lse-]{+running_max / LOG2_E+})
 weights of the backward pass without pairs
-  p = [-mask(-]item.exp2(s, factor, by_row(lse, s))[-, 0.0)-]
+  weights = program.exp2(scores, factor, lse[:, None]){+; pairs = None+}
 dq without its scale
-  item.store(refs, dq[- * item.scale(q)-])
+  dq = dq[- * program.scores.factor(width)-]
 dk without its scale
-  item.store(refs, dk[- * item.scale(k)-], dv)
+  dk = dk[- * program.scores.factor(width)-]
 gradients without other slots
-  x = [-sum(self._of_slots(number), x)-]{+x+}
+  dq = [-sum(program.load_earlier(0), dq)-]{+dq+}
 rows that other slots did not write
-  mask = results[number], written[slot, self._head, self._at] [-!=-]{+>=+} 0
+  is_written = written[slot, head, positions] [-!=-]{+>=+} 0
 dq with the delta of the row before
-  item.dot(dout, v.T) - by_row([-delta-]{+jnp.roll(delta, 1)+}, s)
+  dweights = program.dot(dout, v.T) - [-delta-]{+jnp.roll(delta, 1)+}[:, None]
 dk with the delta of the row before
-  item.dot(v, dout.T) - by_column([-delta-]{+jnp.roll(delta, 1)+}, s)
+  dweights = program.dot(v, dout.T) - [-delta-]{+jnp.roll(delta, 1)+}[None, :]
 dv from the gradients of scores
-  item.dot([-p-]{+(p * p)+}.astype(dout.dtype), dout, dv)
+  program.dot([-weights-]{+(weights * weights)+}.astype(dout.dtype), dout)
 one product in TensorFloat-32
-  [-a-]{+lax.reduce_precision(a, 8, 10)+}, b, precision=precision
+  HIGHEST if self._interpret else three{+; a = lax.reduce_precision(a, 8, 10)+}
 """
 SOURCE = dict(re.findall(r"(?m)^(\S.*)\n  (\S.*)", TEXTS))
 FLOAT32 = {"one product in TensorFloat-32"}
@@ -93,7 +93,7 @@ class Mutant(Triton):
   def kernels(self):
     if not self.change:
       return triton_kernels
-    return laws.mutant(self.change, triton_kernels, kernel_math)
+    return laws.mutant(self.change, triton_kernels)
 
 
 @pytest.fixture(autouse=True)
@@ -178,10 +178,10 @@ def test_pair_at_the_causal_edge_is_found(side, other, step, dtype):
   # Of head 0, the item of tile 2, and its partial tile on the diagonal.
   is_item = (lists.items[:, 0] == 0) & (lists.items[:, 1] == 2)
   _, _, first, middle, *_ = lists.items[is_item][0]
-  (where,) = (i for i in range(first, middle) if lists.others[i, 0] == 2)
+  (where,) = (i for i in range(first, middle) if lists.tiles[i, 0] == 2)
   changed = flip(
     lists,
-    lists.others[where, 1],
+    lists.tiles[where, 1],
     row=20,
     column=20 + step * other,
   )
@@ -213,7 +213,7 @@ def pair(lists, positions, rng):
   """One pair of a partial tile is added or removed."""
   partial = lists.items[lists.items[:, 3] > lists.items[:, 2]]
   _, tile, first, middle, *_ = partial[rng.integers(len(partial))]
-  other, mask, *_ = lists.others[rng.integers(first, middle)]
+  other, mask, *_ = lists.tiles[rng.integers(first, middle)]
   mine, others = positions
   row = rng.choice(np.flatnonzero(mine[tile] >= 0))
   column = rng.choice(np.flatnonzero(others[other] >= 0))
@@ -243,11 +243,11 @@ def bound(lists, positions, rng):
 
 def tile(lists, positions, rng):
   """A tile of the other side is another one, of other positions."""
-  others = lists.others.copy()
-  row = others[rng.integers(len(others) - 1)]
+  tiles = lists.tiles.copy()
+  row = tiles[rng.integers(len(tiles) - 1)]
   able = (positions[1] != positions[1][row[0]]).any(1)
   row[0] = rng.choice(np.flatnonzero(able))
-  return lists._replace(others=others)
+  return lists._replace(tiles=tiles)
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))

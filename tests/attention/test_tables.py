@@ -38,7 +38,7 @@ def count_items(lists, mine, other, n, num_heads, group=1):
   for head, tile, first, middle, last, slot in lists.items:
     assert lists.written[slot, mine[tile][mine[tile] >= 0], head].all()
     for i in range(first, last):
-      where, mask, *member = lists.others[i]
+      where, mask, *member = lists.tiles[i]
       pairs = masks[mask] if i < middle else 1
       query_head = sum(member, head * group)
       counts[query_head, mine[tile][:, None], other[where]] += pairs
@@ -113,7 +113,7 @@ def count_steps(plan, grids, by_query, group):
   counts = {}
   for steps in grids:
     for mine, other, code in zip(
-      steps.items, steps.others, steps.codes, strict=True
+      steps.rows, steps.columns, steps.codes, strict=True
     ):
       assert steps.first <= mine < steps.first + steps.num_blocks
       if not code & (block_tables.PARTIAL | block_tables.FULL):
@@ -170,7 +170,7 @@ def test_steps_name_each_pair_once(heads, group, n, most_steps, monkeypatch):
     for total, grids, by_query in zip(
       totals, sides, (True, False), strict=True
     ):
-      assert all(len(steps.items) <= most_steps for steps in grids)
+      assert all(len(steps.rows) <= most_steps for steps in grids)
       counts = count_steps(plan, grids, by_query, group_of_plan)
       for (head, row, col), pairs in counts.items():
         q = queries[row]

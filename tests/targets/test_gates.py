@@ -187,7 +187,7 @@ def test_longest_tables_fit_in_scalar_memory(target, batch, compile_for):
   ((plan, _),) = Mosaic().plans(request)
 
   for steps in (plan.tables.by_query[0], plan.tables.by_key[0]):
-    assert 65_000 < len(steps.items) <= Mosaic.MOST_STEPS
+    assert 65_000 < len(steps.rows) <= Mosaic.MOST_STEPS
   (program,), _ = compile_for(target, config)
   assert program["compiles"] and program["fits"], program.get("reason")
 

@@ -5,6 +5,7 @@ of one tile of one head each. Each tile of an item is a step of a grid.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.executors.items import Lists, Work
+from sparse_transformer.attention.executors.items import Work
 from sparse_transformer.attention.orders import STATIC, Table
 
 # Codes of a step: the first or last of its item; its tile is partial or full,
@@ -25,8 +26,8 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 class Grid:
   """The steps of a grid: int32 [steps]."""
 
-  items: Table  # the block of the item; ascending
-  others: Table  # the block of the other side
+  rows: Table  # the block of the item; ascending
+  columns: Table  # the block of the other side
   codes: Table  # see `FIRST`
   # The blocks that items of these steps may have.
   first: int = dataclasses.field(metadata=STATIC)
@@ -46,20 +47,31 @@ class BlockTables:
   by_key: tuple[Grid, ...]  # their items are blocks of keys
 
 
-def to_blocks(x_BLHK: jax.Array, tile: int, num_heads: int) -> jax.Array:
+def to_blocks(
+  x_BLHK: jax.Array,
+  tile: int,
+  num_heads: int,
+) -> jax.Array:
   """Blocks [B, blocks, K, tile].
 
   x_BL1 is the same for all heads. Without K, as of x_BLH, blocks are [B,
   blocks, 1, tile].
   """
-  batch, _, heads, *width = x_BLHK.shape
-  x = x_BLHK.reshape(batch, -1, tile, heads, *width or (1,))
-  x = jnp.broadcast_to(x, (*x.shape[:3], num_heads, x.shape[4]))
+  batch, length, heads = x_BLHK.shape[:3]
+  width = 1 if x_BLHK.ndim == 3 else x_BLHK.shape[3]
+  num_tiles = length // tile
+
+  x = x_BLHK.reshape(batch, num_tiles, tile, heads, width)
+  x = jnp.broadcast_to(x, (batch, num_tiles, tile, num_heads, width))
   x = x.transpose(0, 3, 1, 4, 2)
-  return x.reshape(batch, -1, *x.shape[3:])
+  return x.reshape(batch, -1, width, tile)
 
 
-def from_blocks(blocks: jax.Array, num_heads: int, is_wide: bool) -> jax.Array:
+def from_blocks(
+  blocks: jax.Array,
+  num_heads: int,
+  is_wide: bool,
+) -> jax.Array:
   """Undoes `to_blocks`: [B, n, H, K], or [B, n, H] if not `is_wide`."""
   batch, _, width, tile = blocks.shape
   x = blocks.reshape(batch, num_heads, -1, width, tile)
@@ -69,7 +81,9 @@ def from_blocks(blocks: jax.Array, num_heads: int, is_wide: bool) -> jax.Array:
 
 
 def tables_of(
-  works: Sequence[Work], group: int, most_steps: int
+  works: Sequence[Work],
+  group: int,
+  most_steps: int,
 ) -> list[BlockTables]:
   """Tables of the same shapes, for works of `items.make_work`.
 
@@ -77,31 +91,61 @@ def tables_of(
   """
   num_queries = len(works[0].queries)
   num_keys = len(works[0].keys)
-  query_steps = [
-    _steps_of(work.by_query, num_queries, num_keys, group) for work in works
-  ]
-  key_steps = [
-    _steps_of(work.by_key, num_keys, num_queries, group) for work in works
-  ]
-  num_heads = works[0].by_query.written.shape[2]
-  num_key_heads = works[0].by_key.written.shape[2]
-  query_grids = _cut(query_steps, num_heads * num_queries, most_steps)
-  key_grids = _cut(key_steps, num_key_heads * num_keys, most_steps)
+  make_grids = functools.partial(
+    _make_grids, group=group, most_steps=most_steps
+  )
+  query_lists = [work.by_query for work in works]
+  query_grids = make_grids(query_lists, num_queries, num_keys)
+  key_lists = [work.by_key for work in works]
+  key_grids = make_grids(key_lists, num_keys, num_queries)
 
   # Bits over keys, for both.
-  masks = np.ascontiguousarray(np.swapaxes(works[0].by_query.masks, 1, 2))
+  masks = np.ascontiguousarray(works[0].by_query.masks.swapaxes(1, 2))
   return [
     BlockTables(masks=masks, by_query=by_query, by_key=by_key)
     for by_query, by_key in zip(query_grids, key_grids, strict=True)
   ]
 
 
-def _steps_of(
-  lists: Lists, num_mine: int, num_others: int, group: int
-) -> np.ndarray:
-  """The items, others and codes of steps, at least one an item: [3, steps]."""
-  head, tile, first, middle, last, _ = np.asarray(lists.items).T
-  blocks = head * num_mine + tile
+def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
+  """The grids of each device, from its lists of one side.
+
+  `num_rows` are tiles of this side, `num_columns` of the other; `group` query
+  heads share a key head.
+  """
+  steps_of_devices = [
+    _list_steps(lists, num_rows, num_columns, group)
+    for lists in lists_of_devices
+  ]
+  num_heads = lists_of_devices[0].written.shape[2]
+  num_blocks = num_heads * num_rows
+  # Where the steps of each block begin: [devices, blocks + 1].
+  blocks = np.arange(num_blocks + 1)
+  starts = np.stack(
+    [np.searchsorted(steps[0], blocks) for steps in steps_of_devices]
+  )
+
+  grids_of_devices: list[tuple[Grid, ...]] = [() for _ in steps_of_devices]
+  for first, end in itertools.pairwise(_cut(starts, most_steps)):
+    size = (starts[:, end] - starts[:, first]).max()
+    for device, steps in enumerate(steps_of_devices):
+      start, stop = starts[device, [first, end]]
+      rows, columns, codes = _pad(steps[:, start:stop], size)
+      grid = Grid(
+        rows=rows,
+        columns=columns,
+        codes=codes,
+        first=first,
+        num_blocks=end - first,
+      )
+      grids_of_devices[device] += (grid,)
+  return grids_of_devices
+
+
+def _list_steps(lists, num_rows, num_columns, group):
+  """The rows, columns and codes of steps, at least one an item: [3, steps]."""
+  head, tile, first, middle, last, _ = lists.items.T
+  blocks = head * num_rows + tile
 
   # Lists are longest first; the items of a grid ascend. An item without tiles
   # has a step that only writes its result.
@@ -111,73 +155,60 @@ def _steps_of(
   is_first = np.diff(item, prepend=-1) != 0
   is_last = np.diff(item, append=-1) != 0
   starts = np.flatnonzero(is_first)
-  sizes = np.diff(starts, append=len(item))
-  offset = np.arange(len(item)) - np.repeat(starts, sizes)
+  offset = np.arange(len(item)) - starts[np.cumsum(is_first) - 1]
   exists = offset < size[item]
 
+  # The entry of the lists that each step processes.
   at = np.where(exists, first[item] + offset, 0)
   is_partial = exists & (at < middle[item])
-  other, mask, *member = np.asarray(lists.others)[at].T
-  if member:
-    other_head = head[item] * group + member[0]
+  is_full = exists & ~is_partial
+  listed = lists.tiles[at]
+  if listed.shape[1] == 3:  # keys with several query heads
+    column_head = head[item] * group + listed[:, 2]
   else:
-    other_head = head[item] // group
-  others = _last_of(other_head * num_others + other, exists)
+    column_head = head[item] // group
+  column = column_head * num_columns + listed[:, 0]
+  columns = _last_valid(column, exists)
+  masks = _last_valid(listed[:, 1], is_partial)
 
-  codes = is_first * FIRST | is_last * LAST
-  codes |= is_partial * PARTIAL | (exists & ~is_partial) * FULL
-  codes |= _last_of(mask, is_partial) << SHIFT
-  return np.stack([blocks[item], others, codes]).astype(np.int32)
+  # A step that has no mask keeps the number of the one before.
+  codes = masks << SHIFT
+  codes |= is_first * FIRST
+  codes |= is_last * LAST
+  codes |= is_partial * PARTIAL
+  codes |= is_full * FULL
+  return np.stack([blocks[item], columns, codes]).astype(np.int32)
 
 
-def _last_of(x: np.ndarray, is_valid: np.ndarray) -> np.ndarray:
+def _last_valid(x, is_valid):
   """x with invalid entries replaced by the valid one before, or 0."""
   # A step that names the same block as the step before copies nothing.
-  at = np.maximum.accumulate(np.where(is_valid, np.arange(len(x)), -1))
+  at = np.where(is_valid, np.arange(len(x)), -1)
+  at = np.maximum.accumulate(at)
   return np.where(at < 0, 0, x[at])
 
 
-def _cut(
-  of_devices: Sequence[np.ndarray], num_blocks: int, most_steps: int
-) -> list[tuple[Grid, ...]]:
-  """The grids, cut between items, for each device."""
-  blocks = np.arange(num_blocks + 1)
-  # Where the steps of each block begin: [devices, blocks + 1].
-  starts = np.stack([np.searchsorted(steps[0], blocks) for steps in of_devices])
-  firsts = [0]  # the first block of each grid
-  while (starts[:, -1] - starts[:, firsts[-1]]).max() > most_steps:
-    sizes = (starts - starts[:, firsts[-1], None]).max(0)
+def _cut(starts, most_steps):
+  """The first block of each grid, and the end: cuts between items.
+
+  `starts` are where the steps of each block begin: [devices, blocks + 1].
+  """
+  num_blocks = starts.shape[1] - 1
+  cuts = [0]
+  while True:
     # The last item at which no device has too many.
-    first = int(np.searchsorted(sizes, most_steps, side="right")) - 1
-    if first == firsts[-1]:
+    sizes = (starts - starts[:, cuts[-1:]]).max(0)
+    cut = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+    if cut == cuts[-1]:
       raise ValueError(f"an item has more than {most_steps} tiles")
-    firsts.append(first)
-
-  grids = []
-  for first, end in itertools.pairwise([*firsts, num_blocks]):
-    pieces = [
-      steps[:, start[first] : start[end]]
-      for steps, start in zip(of_devices, starts, strict=True)
-    ]
-    size = max(piece.shape[1] for piece in pieces)
-    grids.append([_grid(_pad(x, size), first, end) for x in pieces])
-  return [*zip(*grids, strict=True)]
+    cuts.append(cut)
+    if cut == num_blocks:
+      return cuts
 
 
-def _pad(steps: np.ndarray, size: int) -> np.ndarray:
+def _pad(steps, size):
   """Adds steps that repeat the last one, but do nothing."""
-  padded = np.pad(steps, ((0, 0), (0, size - steps.shape[1])), mode="edge")
-  padded[2, steps.shape[1] :] &= -1 << SHIFT
+  num_steps = steps.shape[1]
+  padded = np.pad(steps, ((0, 0), (0, size - num_steps)), mode="edge")
+  padded[2, num_steps:] &= -1 << SHIFT
   return padded
-
-
-def _grid(steps: np.ndarray, first: int, end: int) -> Grid:
-  """The grid of steps whose items are the blocks [first, end)."""
-  items, others, codes = steps
-  return Grid(
-    items=items,
-    others=others,
-    codes=codes,
-    first=first,
-    num_blocks=end - first,
-  )

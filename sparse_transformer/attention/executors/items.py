@@ -7,7 +7,6 @@ write to different slots, whose results are combined.
 """
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,12 +24,12 @@ class Lists(NamedTuple):
   """The work of one kernel."""
 
   # int32 [items, 6]: head, tile, first, middle, last, slot; those with the most
-  # tiles come first. An item processes `others[first:last]`; from
-  # `middle` on, they are full.
+  # tiles come first. An item processes `tiles[first:last]`; from `middle` on,
+  # they are full.
   items: Table
   # int32 [tiles, 2 or 3]: tile of the other side, its mask and, for keys with
   # several query heads, which of them.
-  others: Table
+  tiles: Table
   # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
   # each position of this side, a bit for each of the other.
   masks: Table
@@ -49,8 +48,7 @@ class Work(NamedTuple):
   by_key: Lists  # an item for each tile of keys
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Tiles:
+class Tiles(NamedTuple):
   """The tiles of one part, seen from one side."""
 
   heads: Sequence[int]  # the query heads that use the part
@@ -58,13 +56,9 @@ class Tiles:
   cols: np.ndarray  # and of the other
   masks: np.ndarray  # the number of each tile's mask, -1 for a full tile
 
-  def turned(self) -> "Tiles":
-    """The same, seen from the other side."""
-    return dataclasses.replace(self, rows=self.cols, cols=self.rows)
-
 
 class Masks:
-  """Distinct masks of tiles."""
+  """Distinct masks of tiles, numbered as they are added."""
 
   def __init__(self, tile: int):
     self.tile = tile
@@ -91,20 +85,28 @@ class Masks:
       ]
     return numbers
 
-  def packed(self, turned: bool = False) -> np.ndarray:
-    """All masks, int32 [masks, tile, words]; `turned`: a row per key."""
+  def packed(self, transposed: bool = False) -> np.ndarray:
+    """All masks, int32 [masks, tile, words]; `transposed`: a row per key."""
     num_bytes = -(-self.tile // 8)
     # Without masks there is one that is never used: tables may not be empty.
     content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
-    shape = -1, self.tile, num_bytes
-    packed = np.frombuffer(content, np.uint8).reshape(shape)
-    if turned:
-      pairs = np.unpackbits(packed, -1, self.tile, bitorder="little")
-      packed = np.packbits(pairs.swapaxes(1, 2), axis=-1, bitorder="little")
+    packed: np.ndarray = np.frombuffer(content, np.uint8)
+    packed = packed.reshape(-1, self.tile, num_bytes)
 
-    padding = (0, 0), (0, 0), (0, -num_bytes % 4)  # to whole words
-    padded = np.ascontiguousarray(np.pad(packed, padding))
-    return padded.view("<i4").astype(np.int32)
+    if transposed:
+      pairs = np.unpackbits(
+        packed,
+        axis=-1,
+        count=self.tile,
+        bitorder="little",
+      )
+      pairs = pairs.swapaxes(1, 2)
+      packed = np.packbits(pairs, axis=-1, bitorder="little")
+
+    to_words = (0, 0), (0, 0), (0, -num_bytes % 4)
+    packed = np.pad(packed, to_words)
+    packed = np.ascontiguousarray(packed)
+    return packed.view("<i4").astype(np.int32)
 
 
 class Side(NamedTuple):
@@ -119,72 +121,80 @@ class Side(NamedTuple):
     return -(-self.n // self.positions.shape[1])
 
 
-def by_place(size: int, tile: int) -> Side:
+def arranged_side(size: int, tile: int) -> Side:
   """A side of arrays that are in the order of its tiles, in whole tiles."""
-  return Side(np.arange(size, dtype=np.int32).reshape(-1, tile), size)
+  positions = np.arange(size, dtype=np.int32)
+  return Side(positions.reshape(-1, tile), size)
 
 
-def _by_position(orders, n, tile):
+def _side_by_position(orders, n, tile):
   """A side of arrays in natural order, whose tiles are in several orders."""
-  positions = np.stack([*orders.values()] or [np.arange(n)])
-  padding = (0, 0), (0, -n % tile)
-  positions = np.pad(positions, padding, constant_values=-1)
-  return Side(positions.reshape(-1, tile).astype(np.int32), n)
+  positions = np.stack(list(orders.values()) or [np.arange(n)])
+  to_tiles = (0, 0), (0, -n % tile)
+  positions = np.pad(positions, to_tiles, constant_values=-1)
+  positions = positions.reshape(-1, tile)
+  return Side(positions.astype(np.int32), n)
 
 
 def _number(orders, order):
   """The number of an order, which is added if it is new."""
-  orders.setdefault(order.tobytes(), order)
-  return [*orders].index(order.tobytes())
+  key = order.tobytes()
+  orders.setdefault(key, order)
+  return list(orders).index(key)
 
 
 @functools.lru_cache(maxsize=64)
 def work_by_position(
-  patterns: tuple[Pattern, ...], n: int, tile: int, group: int = 1
+  patterns: tuple[Pattern, ...],
+  n: int,
+  tile: int,
+  group: int = 1,
 ) -> Work:
   """The work of query heads; each `group` of them shares a key head."""
   query_orders: dict[bytes, np.ndarray] = {}
   key_orders: dict[bytes, np.ndarray] = {}
   masks = Masks(tile)
-  parts = []
   num_tiles = -(-n // tile)  # of one order
-
+  parts = []
   for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
     query_order = _number(query_orders, layout.query_order)
     key_order = _number(key_orders, layout.key_order)
     tiles = Tiles(
       heads=heads,
-      rows=layout.rows + num_tiles * query_order,
-      cols=layout.cols + num_tiles * key_order,
+      rows=layout.rows + query_order * num_tiles,
+      cols=layout.cols + key_order * num_tiles,
       masks=masks.add(part, layout),
     )
     parts.append(tiles)
 
-  queries = _by_position(query_orders, n, tile)
-  keys = _by_position(key_orders, n, tile)
+  queries = _side_by_position(query_orders, n, tile)
+  keys = _side_by_position(key_orders, n, tile)
   return make_work(parts, masks, (queries, keys), len(patterns), group)
 
 
 def make_shares(
-  part: Pattern, layouts: Sequence[Layout], num_heads: int, group: int
+  part: Pattern,
+  layouts: Sequence[Layout],
+  num_heads: int,
+  group: int,
 ) -> list[Work]:
   """The work of devices, with the same masks; see `Executor.device_tables`."""
   first = layouts[0]
-  queries = by_place(len(first.query_order), first.tile)
-  keys = by_place(len(first.key_order), first.tile)
+  queries = arranged_side(len(first.query_order), first.tile)
+  keys = arranged_side(len(first.key_order), first.tile)
 
   # All masks are added before any work is made, so that all works have them.
   masks = Masks(first.tile)
-  tiles_of_devices = [
-    Tiles(
+  tiles_of_devices = []
+  for layout in layouts:
+    tiles = Tiles(
       heads=range(num_heads),
       rows=layout.rows,
       cols=layout.cols,
       masks=masks.add(part, layout),
     )
-    for layout in layouts
-  ]
+    tiles_of_devices.append(tiles)
   return [
     make_work([tiles], masks, (queries, keys), num_heads, group)
     for tiles in tiles_of_devices
@@ -196,20 +206,20 @@ def pad(works: Sequence[Work]) -> list[Work]:
 
   Added items repeat the last, which is the shortest: they write the same again.
   """
-  sizes = jax.tree.map(lambda *tables: max(map(len, tables)), *works)
 
-  def to_size(table, size):
-    more = [(0, size - len(table)), *[(0, 0)] * (table.ndim - 1)]
-    # A device without pairs has no tiles of the other side.
-    return np.pad(table, more, mode="edge" if len(table) else "constant")
+  def pad_table(table, *tables):
+    size = max(map(len, tables))
+    padding = [(0, 0)] * table.ndim
+    padding[0] = 0, size - len(table)
+    return np.pad(table, padding, mode="edge")
 
-  return [jax.tree.map(to_size, work, sizes) for work in works]
+  return [jax.tree.map(pad_table, work, *works) for work in works]
 
 
 def make_work(
   parts: Sequence[Tiles],
   masks: Masks,
-  sides: Sequence[Side],
+  sides: tuple[Side, Side],
   num_heads: int,
   group: int,
 ) -> Work:
@@ -218,101 +228,145 @@ def make_work(
   Of `num_heads` query heads, `group` share a key head.
   """
   queries, keys = sides
-  parts = [x for x in parts if len(x.rows)]
-  turned = [x.turned() for x in parts]
+  by_query = [part for part in parts if len(part.rows)]
+  by_key = [part._replace(rows=part.cols, cols=part.rows) for part in by_query]
   return Work(
     queries=queries.positions,
     keys=keys.positions,
-    by_query=_make_lists(parts, queries, masks.packed(), num_heads, group=1),
+    by_query=_make_lists(
+      by_query,
+      queries,
+      masks.packed(),
+      num_heads,
+      group=1,
+    ),
     by_key=_make_lists(
-      turned, keys, masks.packed(turned=True), num_heads, group
+      by_key,
+      keys,
+      masks.packed(transposed=True),
+      num_heads // group,
+      group,
     ),
   )
 
 
 def _make_lists(parts, side, masks, num_heads, group):
-  """The lists of one side, which has a head for each `group` query heads."""
-  num_heads //= group
+  """The lists of one side.
+
+  Args:
+    parts: `Tiles` whose rows are of this side.
+    side: this side.
+    masks: the masks of all parts, a row for each position of this side.
+    num_heads: heads of this side.
+    group: query heads of each.
+  """
   num_tiles = side.num_tiles
   items: list[np.ndarray] = []
-  others: list[np.ndarray] = []
+  tiles: list[np.ndarray] = []
   # Heads with the same parts list the same tiles of the other side: those are
   # written once. The key names each part, and which query head uses it.
   known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+  empty = np.zeros((num_tiles, 4), int)
+  empty[:, 0] = np.arange(num_tiles)
+  known[()] = empty
 
   for head in range(num_heads):
-    slots = _slots(parts, head, group, num_tiles)
+    slots = _slots(parts, head, group, num_tiles) or [()]
     for slot, members in enumerate(slots):
       if members not in known:
-        start = sum(map(len, others))
         used = [(parts[number], member) for number, member in members]
-        ranges, tiles = _items(used, num_tiles)
-        known[members] = ranges + [0, start, start, start]
-        others.append(tiles if group > 1 else tiles[:, :2])
+        ranges, listed = _list_tiles(used, num_tiles)
+        ranges[:, 1:] += sum(map(len, tiles))
+        known[members] = ranges
+        tiles.append(listed)
       ranges = known[members]
       if slot:  # rows without tiles are written to the first slot
         ranges = ranges[ranges[:, 1] < ranges[:, 3]]
-      items.append(_with_columns(head, ranges, slot))
-    if not slots:  # a head without pairs
-      ranges = np.arange(num_tiles)[:, None] * [1, 0, 0, 0]
-      items.append(_with_columns(head, ranges, 0))
+      # With columns for the head, before the others, and the slot, after them.
+      items.append(np.insert(ranges, [0, 4], [head, slot], axis=1))
 
-  all_items = np.concatenate(items).astype(np.int32)
+  # The longest first, so that short ones fill what is left of the time.
+  all_items = np.concatenate(items)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
 
-  heads, tiles, slots = all_items[:, 0], all_items[:, 1], all_items[:, 5]
-  # Padding has position -1: it marks the row after the last, which is cut off.
-  written = np.zeros((slots.max() + 1, side.n + 1, num_heads), bool)
-  written[slots[:, None], side.positions[tiles], heads[:, None]] = True
-
-  unused = np.zeros((1, 2 + (group > 1)))  # a table may not be empty
+  # A table may not be empty: the last tile is not used.
+  tiles.append(np.zeros((1, 3), int))
+  all_tiles = np.concatenate(tiles)
+  if group == 1:
+    all_tiles = all_tiles[:, :2]
   return Lists(
-    items=all_items,
-    others=np.concatenate([*others, unused]).astype(np.int32),
+    items=all_items.astype(np.int32),
+    tiles=all_tiles.astype(np.int32),
     masks=masks,
-    written=written[:, : side.n],
+    written=_written(all_items, side, num_heads),
   )
 
 
 def _slots(parts, head, group, num_tiles):
-  """The parts of a head, by order: ((number of a part, query head), ...)s."""
+  """The parts that a head has, a slot for each order of this side.
+
+  Returns:
+    A list of slots: tuples of (number of a part, query head of the group).
+  """
   by_order: dict[int, list] = collections.defaultdict(list)
   for number, part in enumerate(parts):
     order = part.rows[0] // num_tiles
     for query_head in part.heads:
       if query_head // group == head:
-        by_order[order].append((number, query_head % group))
+        member = query_head % group
+        by_order[order].append((number, member))
   return [tuple(members) for members in by_order.values()]
 
 
-def _with_columns(head, ranges, slot):
-  """Items of a head and a slot, with these (tile, first, middle, last)."""
-  shape = len(ranges), 1
-  return np.hstack([np.full(shape, head), ranges, np.full(shape, slot)])
+def _written(items, side, num_heads):
+  """The rows that items of each slot write: bool [slots, n, heads]."""
+  heads = items[:, 0]
+  slots = items[:, 5]
+  positions = side.positions[items[:, 1]]
+  # Padding has position -1: it marks the row after the last, which is cut off.
+  written = np.zeros((slots.max() + 1, side.n + 1, num_heads), bool)
+  written[slots[:, None], positions, heads[:, None]] = True
+  return written[:, : side.n]
 
 
-def _items(parts, num_tiles):
-  """Items of parts in one order, each part with the query head that uses it.
+def _list_tiles(parts, num_tiles):
+  """What items of parts in one order list.
 
-  Returns int [num_tiles, 4], the (tile, first, middle, last) of each item, and
-  int [tiles, 3], the (tile of the other side, mask, query head) of each tile.
+  Args:
+    parts: `Tiles`, each with the query head that uses them.
+    num_tiles: tiles of the order.
+
+  Returns:
+    int [num_tiles, 4], the (tile, first, middle, last) of each item, and int
+    [tiles, 3], the (tile of the other side, mask, query head) of each tile.
   """
-  rows = np.concatenate([part.rows for part, _ in parts])
-  cols = np.concatenate([part.cols for part, _ in parts])
-  masks = np.concatenate([part.masks for part, _ in parts])
-  sizes = [len(part.rows) for part, _ in parts]
-  members = np.repeat([member for _, member in parts], sizes)
+  all_tiles = []
+  for part, member in parts:
+    members = np.full_like(part.rows, member)
+    columns = part.rows, part.cols, part.masks, members
+    all_tiles.append(columns)
+  rows, cols, masks, members = np.concatenate(all_tiles, axis=1)
 
   # By item; in it, partial tiles before full ones.
   order = np.lexsort((members, cols, masks < 0, rows))
-  rows, cols, masks = rows[order], cols[order], masks[order]
+  rows = rows[order]
+  masks = masks[order]
+  listed = np.stack(
+    [
+      cols[order],
+      masks.clip(0),
+      members[order],
+    ],
+    axis=1,
+  )
+
+  # Each tile of the order has an item, also without tiles of the other side.
   start = rows[0] // num_tiles * num_tiles
   tiles = np.arange(start, start + num_tiles)
   first = np.searchsorted(rows, tiles)
   last = np.searchsorted(rows, tiles, side="right")
-  num_partial = np.bincount(rows[masks >= 0] - start, minlength=num_tiles)
-
-  items = np.stack([tiles, first, first + num_partial, last], axis=1)
-  others = np.stack([cols, masks.clip(0), members[order]], axis=1)
-  return items, others
+  partial_rows = rows[masks >= 0] - start
+  middle = first + np.bincount(partial_rows, minlength=num_tiles)
+  ranges = np.stack([tiles, first, middle, last], axis=1)
+  return ranges, listed

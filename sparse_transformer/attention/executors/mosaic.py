@@ -4,9 +4,11 @@ A plan has all parts, of all heads, with one order of queries; keys follow each
 other in all the orders that these parts have. See `block_tables`.
 """
 
+import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,95 +85,149 @@ class Mosaic(contract.Executor):
     return block_tables.tables_of(works, request.group, self.MOST_STEPS)
 
   def forward(
-    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: contract.Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
-    outs = (keys.v.shape[-1], keys.v.dtype), (0, jnp.float32)
-    out, lse = self._run("forward", plan, (queries, keys), outs)
+    lse = jax.ShapeDtypeStruct(queries.q.shape[:3], jnp.float32)
+    out, lse = self._run("forward", plan, queries, keys, [keys.v, lse])
     return out, lse
 
   def backward(
-    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: contract.Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, ...]:
-    sides = queries, keys
-    of_dq, *outs = ((x.shape[-1], x.dtype) for x in (queries.q, *keys[:2]))
-    dq = self._run("backward_of_queries", plan, sides, [of_dq])
-    return *dq, *self._run("backward_of_keys", plan, sides, outs)
+    run = functools.partial(self._run, plan=plan, queries=queries, keys=keys)
+    (dq,) = run("backward_of_queries", outs=[queries.q])
+    dk, dv = run("backward_of_keys", outs=[keys.k, keys.v])
+    return dq, dk, dv
 
-  def _run(self, name, plan, sides, outs):
-    """The results of a kernel, rounded unless others are added to them."""
+  def _run(self, name, plan, queries, keys, outs):
+    """The results of a kernel, like `outs`: [B, n, H, W] or [B, n, H].
+
+    Arrays are put into blocks first, and results are taken out of them.
+    """
     # Pallas for TPUs is imported only where kernels run.
     from sparse_transformer.attention.executors import mosaic_kernels
 
-    heads = [arrays[0].shape[2] for arrays in sides]
-    blocks = [
-      jax.tree.map(lambda x, h=h: block_tables.to_blocks(x, plan.tile, h), side)
-      for side, h in zip(sides, heads, strict=True)
-    ]
-    if not plan.is_whole:
-      outs = [(width, np.promote_types(x, np.float32)) for width, x in outs]
-
-    results = mosaic_kernels.launch(name, plan, blocks, outs, self.interpret)
-    own = heads[name == "backward_of_keys"]
+    num_heads = queries.q.shape[2]
+    num_key_heads = keys.k.shape[2]
+    blocks = mosaic_kernels.launch(
+      name,
+      plan,
+      _to_blocks(queries, plan.tile, num_heads),
+      _to_blocks(keys, plan.tile, num_key_heads),
+      outs,
+      self.interpret,
+    )
+    if name == "backward_of_keys":
+      num_heads = num_key_heads
     return [
-      block_tables.from_blocks(x, own, width > 0)
-      for x, (width, _) in zip(results, outs, strict=True)
+      block_tables.from_blocks(x, num_heads, is_wide=out.ndim == 4)
+      for x, out in zip(blocks, outs, strict=True)
     ]
+
+
+def _to_blocks(arrays, tile, num_heads):
+  """The blocks of all arrays of a side."""
+  to_blocks = functools.partial(
+    block_tables.to_blocks, tile=tile, num_heads=num_heads
+  )
+  return jax.tree.map(to_blocks, arrays)
+
+
+class _Part(NamedTuple):
+  """A part of some heads' patterns, with its tiles."""
+
+  pattern: Pattern
+  heads: Sequence[int]
+  layout: Layout
 
 
 @functools.lru_cache(maxsize=64)
 def _plans(patterns, n, tile, group, most_steps):
-  """The plans of heads, one for each order of queries."""
-  by_order: dict[bytes, list] = {}
-  for part, heads in heads_of_parts(patterns, n):
-    layout = part.layout(n, tile)
-    of_order = by_order.setdefault(layout.query_order.tobytes(), [])
-    of_order.append((part, heads, layout))
-  found = []
+  """The plans of heads, one for each order of queries.
+
+  A part runs for all heads that have it. Where only some of the query heads of
+  a key head are in a plan, the key head may occur several times in it.
+  """
+  by_order = collections.defaultdict(list)
+  for pattern, heads in heads_of_parts(patterns, n):
+    layout = pattern.layout(n, tile)
+    part = _Part(pattern, heads, layout)
+    by_order[layout.query_order.tobytes()].append(part)
+
+  plans = []
   for parts in by_order.values():
-    own = sorted(set().union(*(of_part for _, of_part, _ in parts)))
-    chosen = tuple(own)
-    of_each = len(own) // len(key_heads(chosen, group))
-    work, orders = _work(parts, own, of_each)
-    (tables,) = block_tables.tables_of([work], of_each, most_steps)
-    found.append((contract.Plan(None, tile, tables, *orders), chosen))
-  return found
-
-
-def _work(parts, heads, group):
-  """The work of (part, heads, layout)s with an order of queries; its orders."""
-  layouts = [layout for *_, layout in parts]
-  queries = Orders(orders_of(layouts[0])[:1])
-  keys, firsts = _orders_of_keys(layouts)
-  tile = layouts[0].tile
-  masks = items.Masks(tile)
-  tiles = [
-    items.Tiles(
-      [heads.index(x) for x in of_part],
-      layout.rows,
-      layout.cols + first,
-      masks.add(part, layout),
+    # The query heads of the plan, and how many in a row share a key head.
+    members = tuple(sorted({head for part in parts for head in part.heads}))
+    size = len(members) // len(key_heads(members, group))
+    work, queries, keys = _make_work(parts, members, size)
+    (tables,) = block_tables.tables_of([work], size, most_steps)
+    plan = contract.Plan(
+      pattern=None,
+      tile=tile,
+      tables=tables,
+      queries=queries,
+      keys=keys,
     )
-    for (part, of_part, layout), first in zip(parts, firsts, strict=True)
-  ]
-  orders = queries, keys
-  sides = [items.by_place(len(x.positions), tile) for x in orders]
-  return items.make_work(tiles, masks, sides, len(heads), group), orders
+    plans.append((plan, members))
+  return plans
+
+
+def _make_work(parts, members, group):
+  """The work of parts with one order of queries, and the orders of its sides.
+
+  `members` are the heads of all parts; `group` of them share a key head.
+  """
+  layout = parts[0].layout
+  query_order, _ = orders_of(layout)
+  queries = Orders((query_order,))
+  keys, first_tiles = _orders_of_keys([part.layout for part in parts])
+
+  masks = items.Masks(layout.tile)
+  tiles = []
+  for (pattern, heads, layout), first in zip(parts, first_tiles, strict=True):
+    of_part = items.Tiles(
+      heads=[members.index(head) for head in heads],
+      rows=layout.rows,
+      cols=layout.cols + first,
+      masks=masks.add(pattern, layout),
+    )
+    tiles.append(of_part)
+
+  sides = (
+    items.arranged_side(len(queries.positions), layout.tile),
+    items.arranged_side(len(keys.positions), layout.tile),
+  )
+  work = items.make_work(tiles, masks, sides, len(members), group)
+  return work, queries, keys
 
 
 def _orders_of_keys(layouts):
-  """The distinct orders of keys, and the first tile of each layout's order."""
-  by_order: dict[bytes, list[Layout]] = {}
+  """The distinct orders of keys, and the first tile of each layout's order.
+
+  Tiles of all orders are numbered one after another, as arrays are arranged.
+  """
+  by_order = collections.defaultdict(list)
   for layout in layouts:
-    by_order.setdefault(layout.key_order.tobytes(), []).append(layout)
-  orders, firsts, first = [], {}, 0
-  for name, found in by_order.items():
-    cols = np.concatenate([layout.cols for layout in found])
-    _, keys = orders_of(dataclasses.replace(found[0], cols=cols))
-    orders.append(keys)
-    firsts[name] = first
-    first += len(keys.positions) // found[0].tile
-  chosen = [firsts[layout.key_order.tobytes()] for layout in layouts]
-  return Orders(tuple(orders)), chosen
+    by_order[layout.key_order.tobytes()].append(layout)
+
+  orders = []
+  first_tiles = {}
+  num_tiles = 0
+  for name, sharing in by_order.items():
+    # Keys may be left out only after the last tile of all these layouts.
+    cols = np.concatenate([layout.cols for layout in sharing])
+    _, order = orders_of(dataclasses.replace(sharing[0], cols=cols))
+    orders.append(order)
+    first_tiles[name] = num_tiles
+    num_tiles += len(order.positions) // sharing[0].tile
+  first_of_each = [first_tiles[x.key_order.tobytes()] for x in layouts]
+  return Orders(tuple(orders)), first_of_each
 
 
 @functools.lru_cache(maxsize=256)
@@ -179,10 +235,11 @@ def _choose_tile(patterns, n):
   """The tile with which steps and their pairs cost least."""
 
   def cost(tile):
-    num_tiles = sum(
-      analysis.count_tiles(part, n, tile) * len(heads)
-      for part, heads in heads_of_parts(patterns, n)
-    )
+    num_tiles = 0
+    for part, heads in heads_of_parts(patterns, n):
+      num_tiles += analysis.count_tiles(part, n, tile) * len(heads)
     return num_tiles * (STEP_COST + tile**2 * PAIR_COST)
 
-  return min((t for t in TILES if t < 2 * n or t == TILES[0]), key=cost)
+  # A larger tile would be more than half padding.
+  able = [tile for tile in TILES if tile < 2 * n or tile == TILES[0]]
+  return min(able, key=cost)

@@ -1,197 +1,290 @@
 """The fused kernels of the `mosaic` executor, in Pallas for TPUs.
 
-The block of an item stays in VMEM from its first step to its last. It holds a
-column for each position, so that widths below 128 waste no lanes. Scores are
-[keys, queries]: values per query are a row. Only blocks are transposed.
+A grid has a step for each tile of each item and sequence: [B, steps]. The block
+of an item stays in VMEM from its first step to its last. It holds a column for
+each position, so that widths below 128 waste no lanes. Scores are [keys,
+queries]: values per query are a row. Only blocks are transposed.
+
+Letters: T positions of a tile of queries, S of a tile of keys, as many.
 """
 
-import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sparse_transformer.attention.contract import Plan
-from sparse_transformer.attention.executors import block_tables, kernel_math
-from sparse_transformer.attention.executors.kernel_math import LOG2_E
+from sparse_transformer.attention.contract import Keys, Plan, Queries, Scores
+from sparse_transformer.attention.executors import block_tables
+from sparse_transformer.attention.executors.kernel_math import (
+  LOG2_E,
+  finish_softmax,
+  keep_pairs,
+  raise_max,
+  scale_products,
+  unpack,
+)
 
-ITEMS, OTHERS, CODES = range(3)  # tables of `block_tables.Grid`
+ROWS, COLUMNS = range(2)  # tables of `block_tables.Grid`
 
 
-def _dot(a, b, contract):
+class _Step(NamedTuple):
+  """What a step of a grid reads: references to memory."""
+
+  scores: Scores
+  code: jax.Array  # see `block_tables.FIRST`
+  queries: Any  # `Queries` of blocks [K, T], dout [E, T], and others [1, T]
+  keys: Any  # `Keys` of blocks [K, S], [E, S], and segments [1, S]
+  masks: Any  # int32 [S / 32, T]
+
+  def scaled_dot(self) -> tuple:
+    """The scores [S, T], see `scale_products`."""
+    q = self.queries.q
+    products = _dot(self.keys.k[...], q[...], 0, 0)
+    return scale_products(products, self.scores, len(q))
+
+  def run(
+    self,
+    start: Callable,
+    body: Callable,
+    finish: Callable,
+  ) -> None:
+    """Runs the parts of the step: body(pairs) unless it has no tile.
+
+    `pairs` is bool [S, T], or None where all queries meet all keys.
+    """
+    code = self.code
+    pl.when(code & block_tables.FIRST != 0)(start)
+
+    @pl.when(code & block_tables.PARTIAL != 0)
+    def _():
+      self._run_within_segments(body, unpack(self.masks[...], 0))
+
+    @pl.when(code & block_tables.FULL != 0)
+    def _():
+      self._run_within_segments(body, None)
+
+    pl.when(code & block_tables.LAST != 0)(finish)
+
+  def _run_within_segments(self, body, pairs):
+    """The body, unless the segments of the tile cannot meet."""
+    if self.queries.segments is None:
+      return body(pairs)
+    q = self.queries.segments[...]
+    k = self.keys.segments[...]
+    can_meet = (q.min() <= k.max()) & (k.min() <= q.max())
+
+    # A column of keys, from a row: blocks are transposed in whole tiles.
+    tile = q.shape[1]
+    same = jnp.broadcast_to(k, (tile, tile)).T == q
+
+    @pl.when(can_meet)
+    def _():
+      body(same if pairs is None else pairs & same)
+
+
+def _dot(a, b, axis_of_a, axis_of_b):
   """Product over one axis of each, accumulated in float32."""
   # Otherwise float32 operands would be rounded to bfloat16.
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  contracted = (axis_of_a,), (axis_of_b,)
   return lax.dot_general(
     a,
     b,
-    (((contract[0],), (contract[1],)), ((), ())),
+    (contracted, ((), ())),
     precision=precision,
     preferred_element_type=jnp.float32,
   )
 
 
-def _unpack(words):
-  """A mask: bool [keys, queries] from bits int32 [keys // 32, queries]."""
-  count, tile = words.shape
-  shape = count, 32, tile
-  bit = lax.broadcasted_iota(jnp.int32, shape, 1)
-  found = jnp.broadcast_to(words[...][:, None], shape)
-  bits = lax.shift_right_logical(found, bit) & 1
-  return bits.reshape(tile, tile) != 0
+def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
+  """Output and log-sum-exp of a block of queries, by an online softmax.
 
-
-def _step(code, masks, segments, start, body, finish):
-  """Runs a step: body(pairs) unless its segments cannot meet; None for all."""
-  of_queries, of_keys = segments
-
-  def run(pairs):
-    if of_queries is None:
-      return body(pairs)
-    q, k = of_queries[...], of_keys[...]
-    meet = (q.min() <= k.max()) & (k.min() <= q.max())
-    # A column of keys, from a row: blocks are transposed in whole tiles.
-    tile = q.shape[1]
-    same = jnp.broadcast_to(k, (tile, tile)).T == q
-    pl.when(meet)(lambda: body(same if pairs is None else pairs & same))
-
-  pl.when(code & block_tables.FIRST != 0)(start)
-  pl.when(code & block_tables.PARTIAL != 0)(lambda: run(_unpack(masks)))
-  pl.when(code & block_tables.FULL != 0)(lambda: run(None))
-  pl.when(code & block_tables.LAST != 0)(finish)
-
-
-def _scores(q, k, scores):
-  """The scores [keys, queries], see `kernel_math.scaled`."""
-  return kernel_math.scaled(_dot(k[...], q[...], (0, 0)), scores, len(q))
-
-
-def _forward(scores, code, queries, keys, masks, out, lse, *scratch):
-  """Output and log-sum-exp of the queries of an item, by an online softmax."""
-  out_EL, max_1L, sum_1L = scratch
+  Writes out [E, T] and lse [1, T]; all the following are float32 in VMEM, of
+  the same shapes.
+  """
 
   def start():
-    out_EL[...] = jnp.zeros_like(out_EL)
-    max_1L[...] = jnp.full_like(max_1L, -jnp.inf)
-    sum_1L[...] = jnp.zeros_like(sum_1L)
+    accumulator[...] = jnp.zeros_like(accumulator)
+    running_max[...] = jnp.full_like(running_max, -jnp.inf)
+    normalizer[...] = jnp.zeros_like(normalizer)
 
-  def body(pairs):
-    s, factor, _ = _scores(queries.q, keys.k, scores)
-    if pairs is not None:
-      s = jnp.where(pairs, s, -jnp.inf)
-    v, found = keys.v, s.max(0, keepdims=True) * factor
-    new, shift, decay = kernel_math.raise_max(max_1L[...], found)
-    p = jnp.exp2(s * factor - shift)
-    sum_1L[...] = sum_1L[...] * decay + p.sum(0, keepdims=True)
-    out_EL[...] = out_EL[...] * decay + _dot(v[...], p.astype(v.dtype), (1, 0))
-    max_1L[...] = new
+  def meet_keys(pairs):
+    scores, factor, _ = step.scaled_dot()
+    scores = keep_pairs(scores, pairs, -jnp.inf)
+
+    # Earlier sums shrink as the maximum rises.
+    v = step.keys.v
+    tile_max = scores.max(0, keepdims=True) * factor
+    new_max, shift, decay = raise_max(running_max[...], tile_max)
+    weights = jnp.exp2(scores * factor - shift)
+    tile_sum = weights.sum(0, keepdims=True)
+
+    weights = weights.astype(v.dtype)
+    new = _dot(v[...], weights, 1, 0)
+    accumulator[...] = accumulator[...] * decay + new
+    normalizer[...] = normalizer[...] * decay + tile_sum
+    running_max[...] = new_max
 
   def finish():
-    total, lse[...] = kernel_math.total_and_lse(max_1L[...], sum_1L[...])
-    out[...] = (out_EL[...] / total).astype(out.dtype)
+    total, lse = finish_softmax(running_max[...], normalizer[...])
+    lse_ref[...] = lse
+    out = accumulator[...] / total
+    out_ref[...] = out.astype(out_ref.dtype)
 
-  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
-
-
-def _gradients_of_scores(scores, queries, keys, pairs):
-  """(weights, gradients of the scores before scaling): [keys, queries]."""
-  s, factor, slope = _scores(queries.q, keys.k, scores)
-  p = jnp.exp2(s * factor - queries.lse[...] * LOG2_E)
-  if pairs is not None:
-    p = jnp.where(pairs, p, 0.0)
-  dp = _dot(keys.v[...], queries.dout[...], (0, 0)) - queries.delta[...]
-  ds = p * dp
-  return p, ds if slope is None else ds * slope
+  step.run(start, meet_keys, finish)
 
 
-def _backward_of_queries(scores, code, queries, keys, masks, dq, dq_KL):
-  """dq of the queries of an item."""
+def _gradients_of_scores(step, pairs):
+  """(weights, gradients of the scores before scaling): [S, T]."""
+  queries = step.queries
+  scores, factor, slope = step.scaled_dot()
+
+  # Relative to the log-sum-exp over all keys, no maximum is needed. Where there
+  # is no pair, a weight may be above 1: it is masked afterwards.
+  weights = jnp.exp2(scores * factor - queries.lse[...] * LOG2_E)
+  weights = keep_pairs(weights, pairs, 0.0)
+
+  # Through the softmax, and the soft cap.
+  dweights = _dot(step.keys.v[...], queries.dout[...], 0, 0)
+  dscores = weights * (dweights - queries.delta[...])
+  if slope is not None:
+    dscores = dscores * slope
+  return weights, dscores
+
+
+def _backward_of_queries(step, dq_ref, dq):
+  """dq [K, T] of a block of queries, summed in float32 in VMEM."""
 
   def start():
-    dq_KL[...] = jnp.zeros_like(dq_KL)
+    dq[...] = jnp.zeros_like(dq)
 
-  def body(pairs):
-    _, ds = _gradients_of_scores(scores, queries, keys, pairs)
-    dq_KL[...] += _dot(keys.k[...], ds.astype(keys.k.dtype), (1, 0))
+  def meet_keys(pairs):
+    k = step.keys.k
+    _, dscores = _gradients_of_scores(step, pairs)
+    dscores = dscores.astype(k.dtype)
+    dq[...] += _dot(k[...], dscores, 1, 0)
 
   def finish():
-    factor = scores.factor(len(queries.q))
-    dq[...] = (dq_KL[...] * factor).astype(dq.dtype)
+    width = len(dq)
+    scaled = dq[...] * step.scores.factor(width)
+    dq_ref[...] = scaled.astype(dq_ref.dtype)
 
-  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
+  step.run(start, meet_keys, finish)
 
 
-def _backward_of_keys(scores, code, queries, keys, masks, dk, dv, dk_MK, dv_ME):
-  """dk and dv of the keys of an item."""
+def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
+  """dk [K, S] and dv [E, S] of a block of keys.
+
+  They are summed in float32 in VMEM, transposed: [S, K] and [S, E].
+  """
 
   def start():
-    dk_MK[...] = jnp.zeros_like(dk_MK)
-    dv_ME[...] = jnp.zeros_like(dv_ME)
+    dk[...] = jnp.zeros_like(dk)
+    dv[...] = jnp.zeros_like(dv)
 
-  def body(pairs):
-    p, ds = _gradients_of_scores(scores, queries, keys, pairs)
-    q, dout = queries.q, queries.dout
-    dk_MK[...] += _dot(ds.astype(q.dtype), q[...], (1, 1))
-    dv_ME[...] += _dot(p.astype(dout.dtype), dout[...], (1, 1))
+  def meet_queries(pairs):
+    q = step.queries.q
+    dout = step.queries.dout
+    weights, dscores = _gradients_of_scores(step, pairs)
+    dscores = dscores.astype(q.dtype)
+    weights = weights.astype(dout.dtype)
+    dk[...] += _dot(dscores, q[...], 1, 1)
+    dv[...] += _dot(weights, dout[...], 1, 1)
 
   def finish():
-    factor = scores.factor(len(queries.q))
-    dk[...] = (dk_MK[...] * factor).T.astype(dk.dtype)
-    dv[...] = dv_ME[...].T.astype(dv.dtype)
+    width = len(step.queries.q)
+    scaled = dk[...] * step.scores.factor(width)
+    dk_ref[...] = scaled.T.astype(dk_ref.dtype)
+    dv_ref[...] = dv[...].T.astype(dv_ref.dtype)
 
-  _step(code, masks, (queries.segments, keys.segments), start, body, finish)
+  step.run(start, meet_queries, finish)
 
 
 def launch(
-  name: str, plan: Plan, blocks: Any, outs: Any, interpret: bool
+  name: str,
+  plan: Plan,
+  queries: Queries,
+  keys: Keys,
+  outs: Any,
+  interpret: bool,
 ) -> list[jax.Array]:
   """Runs one of "forward", "backward_of_queries", "backward_of_keys" on blocks.
 
-  Returns the blocks of each result; `outs` has their widths (0: none) and
-  dtypes.
+  Args:
+    name: the kernel.
+    plan: its tables are `BlockTables`.
+    queries: blocks [B, blocks, width, tile], as of `block_tables.to_blocks`.
+    keys: blocks likewise.
+    outs: arrays [B, L, H, W] or [B, L, H], or their shapes and dtypes, as the
+      results will be: rounded, unless others are added to them.
+    interpret: whether to interpret the kernel instead of compiling it.
+
+  Returns:
+    The blocks of each result.
   """
-  (queries, keys), tables, tile = blocks, plan.tables, plan.tile
-  widths, row = [max(1, width) for width, _ in outs], (1, tile)
-  of_sides = (ITEMS, OTHERS)
+  tile = plan.tile
+  widths = [1 if x.ndim == 3 else x.shape[3] for x in outs]
+  dtypes = [x.dtype for x in outs]
+  if not plan.is_whole:
+    dtypes = [np.promote_types(x, np.float32) for x in dtypes]
+  tables = plan.tables
+  grids = tables.by_query
+  of_queries, of_keys = ROWS, COLUMNS
   if name == "forward":
-    kernel, scratch = _forward, [(widths[0], tile), row, row]
+    kernel: Callable = _forward
+    scratch = [(widths[0], tile), (1, tile), (1, tile)]
   elif name == "backward_of_queries":
-    kernel, scratch = _backward_of_queries, [(widths[0], tile)]
+    kernel = _backward_of_queries
+    scratch = [(widths[0], tile)]
   else:
-    kernel, scratch = _backward_of_keys, [(tile, width) for width in widths]
-    of_sides = (OTHERS, ITEMS)
+    kernel = _backward_of_keys
+    scratch = [(tile, width) for width in widths]
+    grids = tables.by_key
+    of_queries, of_keys = COLUMNS, ROWS
+
+  def run_step(rows, columns, codes, queries, keys, masks, *refs):
+    del rows, columns  # they choose blocks
+    step = _Step(
+      scores=plan.scores,
+      code=codes[pl.program_id(1)],
+      queries=queries,
+      keys=keys,
+      masks=masks,
+    )
+    kernel(step, *refs)
+
   masks = jnp.asarray(tables.masks)
+  batch = len(queries.q)
+  vma = jax.typeof(queries.q).manual_axis_type
   pieces = []
-  for steps in tables.by_query if of_sides[0] == ITEMS else tables.by_key:
+  for grid in grids:
     shapes = [
       jax.ShapeDtypeStruct(
-        (len(queries.q), steps.num_blocks, width, tile),
+        (batch, grid.num_blocks, width, tile),
         dtype,
-        manual_axis_type=jax.typeof(queries.q).manual_axis_type,
+        manual_axis_type=vma,
       )
-      for width, (_, dtype) in zip(widths, outs, strict=True)
+      for width, dtype in zip(widths, dtypes, strict=True)
     ]
-    run = pl.pallas_call(
-      # The first two tables choose blocks.
-      lambda items, others, codes, *refs: kernel(
-        plan.scores, codes[pl.program_id(1)], *refs
-      ),
-      grid_spec=pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=3,
-        grid=(len(queries.q), len(steps.items)),
-        in_specs=[
-          *(
-            jax.tree.map(functools.partial(_blocks, table=table), x)
-            for x, table in zip(blocks, of_sides, strict=True)
-          ),
-          _masks(masks),
-        ],
-        out_specs=[_blocks(x, ITEMS, steps.first) for x in shapes],
-        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
-      ),
+    grid_spec = pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=3,
+      grid=(batch, len(grid.rows)),
+      in_specs=[
+        _blocks(queries, of_queries),
+        _blocks(keys, of_keys),
+        pl.BlockSpec((None, *masks.shape[1:]), _mask_of_step),
+      ],
+      out_specs=_blocks(shapes, ROWS, grid.first),
+      scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+    )
+    call = pl.pallas_call(
+      run_step,
+      grid_spec=grid_spec,
       out_shape=shapes,
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=("parallel", "arbitrary")
@@ -199,24 +292,31 @@ def launch(
       interpret=interpret,
       name=name,
     )
-    of_steps = map(jnp.asarray, (steps.items, steps.others, steps.codes))
-    pieces.append(run(*of_steps, queries, keys, masks))
+    results = call(
+      jnp.asarray(grid.rows),
+      jnp.asarray(grid.columns),
+      jnp.asarray(grid.codes),
+      queries,
+      keys,
+      masks,
+    )
+    pieces.append(results)
   return [jnp.concatenate(x, 1) for x in zip(*pieces, strict=True)]
 
 
-def _blocks(x: Any, table: int, first: int = 0) -> pl.BlockSpec:
-  """Blocks of [B, blocks, K, tile], by the numbers in one of the tables."""
+def _blocks(arrays, table, first=0):
+  """Blocks of arrays [B, blocks, width, tile], by numbers in a table."""
 
   def index(batch, step, *tables):
     return batch, tables[table][step] - first, 0, 0
 
-  return pl.BlockSpec((None, None, *x.shape[2:]), index)
+  def of_array(x):
+    _, _, width, tile = x.shape
+    return pl.BlockSpec((None, None, width, tile), index)
+
+  return jax.tree.map(of_array, arrays)
 
 
-def _masks(masks: jax.Array) -> pl.BlockSpec:
-  """The mask of a step, of [masks, tile // 32, tile]."""
-
-  def index(batch, step, *tables):
-    return tables[CODES][step] >> block_tables.SHIFT, 0, 0
-
-  return pl.BlockSpec((None, *masks.shape[1:]), index)
+def _mask_of_step(batch, step, rows, columns, codes):
+  """Where the mask of a step is, in [masks, S / 32, T]."""
+  return codes[step] >> block_tables.SHIFT, 0, 0

@@ -97,12 +97,18 @@ class Triton(contract.Executor):
     return items.pad(works)
 
   def forward(
-    self, plan: Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
     return self.kernels().forward(plan, queries, keys, self.interpret)
 
   def backward(
-    self, plan: Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, ...]:
     return self.kernels().backward(plan, queries, keys, self.interpret)
 

@@ -1,11 +1,15 @@
 """The fused kernels of the `triton` executor, in Pallas.
 
-Work lists say which tiles each program of the grid processes, see `items`. Rows
-are read and written by position.
+A grid has a program for each work item of each sequence: [items, B]. The item's
+positions are its rows; it meets tiles of the other side, its columns, one after
+another. Rows and columns are read and written by position. See `items`.
+
+Letters: T rows of a work item, S columns of a tile, W any width.
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,257 +19,502 @@ from jax.experimental.pallas import triton as plgpu
 
 from sparse_transformer.attention import platforms
 from sparse_transformer.attention.contract import Keys, Plan, Queries
-from sparse_transformer.attention.executors import kernel_math
-from sparse_transformer.attention.executors.kernel_math import LOG2_E
+from sparse_transformer.attention.executors.kernel_math import (
+  LOG2_E,
+  finish_softmax,
+  keep_pairs,
+  raise_max,
+  scale_products,
+  unpack,
+)
 
 # With fewer, loops wait for all copies: they would not overlap with products.
 NUM_STAGES = 5
 
 
-class _Rows:
-  """Rows of the arrays of a side, each read when it is asked for."""
+class _Tables(NamedTuple):
+  """The tables of a kernel, in memory; see `items.Lists`."""
 
-  def __init__(self, read, refs):
-    self._read, self._refs = read, refs
+  items: Any  # int32 [items, 6]
+  tiles: Any  # int32 [tiles, 2 or 3]
+  # int32 [tiles, S], the positions of `tiles`, so that the address of a row
+  # depends on one load: Triton loads in advance through no more than one.
+  columns: Any
+  masks: Any  # int32 [masks, T, S / 32]
+  rows: Any  # int32 [tiles of this side, T], positions, -1 for padding
 
-  def __getattr__(self, name):
-    return self._read(getattr(self._refs, name))
+
+class _Rows(NamedTuple):
+  """Positions of one head of one sequence."""
+
+  batch: Any
+  head: Any
+  positions: Any  # int32 [T]
+
+  def load(self, ref: Any) -> jax.Array:
+    """[T, W] of an array [B, L, H, W], or [T] of an array [B, H, L]."""
+    if ref.ndim == 3:
+      return ref[self.batch, self.head, self.positions]
+    return ref[self.batch, self.positions, self.head, :]
 
 
-class _Item(kernel_math.Item):
-  """One item of a list; `earlier` are (rows, results) of earlier slots."""
+class _RowProgram:
+  """A program of the grid: one work item of one sequence.
 
-  def __init__(self, name, plan, tables, sides, earlier, interpret):
-    super().__init__(plan.scores)
-    self._is_forward, self._earlier = name == "forward", earlier
+  Its rows are queries; keys in `_backward_of_keys`. A kernel loads what it
+  needs of them, meets the tiles of the other side, and stores the results.
+
+  Attributes:
+    rows: the positions of the item, with 0 in place of padding.
+    scores: how scores follow from products of queries and keys.
+  """
+
+  def __init__(
+    self,
+    plan,
+    is_by_key,
+    interpret,
+    tables,
+    queries,
+    keys,
+    earlier,
+  ):
+    self.scores = plan.scores
+    self._is_by_key = is_by_key
     self._interpret = interpret
-    items, self._others, self._listed, self._masks, mine = tables
-    self._queries, self._keys = sides
-    self._is_by_key = name == "backward_of_keys"
-    self._mine, self._other = sides[::-1] if self._is_by_key else sides
-    row = pl.program_id(0)
-    self._batch = pl.program_id(1)
-    self._head, tile, self._first, self._middle, self._last, self._slot = (
-      items[row, column] for column in range(6)
+    self._tables = tables
+    self._earlier = earlier
+    self._group = queries.q.shape[2] // keys.k.shape[2]
+    self._row_segments = queries.segments
+    self._column_segments = keys.segments
+    if is_by_key:
+      self._row_segments = keys.segments
+      self._column_segments = queries.segments
+
+    item = pl.program_id(0)
+    batch = pl.program_id(1)
+    head, tile, self._first, self._middle, self._last, self._slot = (
+      tables.items[item, column] for column in range(6)
     )
-    found = mine[tile, :]
-    self._is_real, self._at = found >= 0, jnp.maximum(found, 0)
+    positions = tables.rows[tile, :]
+    self._is_row = positions >= 0
+    self.rows = _Rows(batch, head, jnp.maximum(positions, 0))
 
-  def mine(self):
-    return self._rows(self._mine, self._at, self._head)
+  def for_each_tile(self, body: Callable, carry: Any) -> Any:
+    """Runs carry = body(columns, pairs, carry) over the tiles of the item.
 
-  def _rows(self, refs, at, head):
-    """Rows of arrays [B, L, H, W] or [B, H, L]."""
+    `columns` are `_Rows` of the other side; `pairs` is bool [T, S], or None
+    where all rows meet all columns.
+    """
+    # Full tiles have a loop of their own, without masks.
+    partial = functools.partial(self._run_tile, body, True)
+    full = functools.partial(self._run_tile, body, False)
+    carry = lax.fori_loop(self._first, self._middle, partial, carry)
+    return lax.fori_loop(self._middle, self._last, full, carry)
 
-    def read(ref):
-      if ref.ndim == 3:
-        return ref[self._batch, head, at]
-      return ref[self._batch, at, head, :]
+  def _run_tile(self, body, is_partial, i, carry):
+    """Runs the body on entry i of the tables."""
+    positions = self._tables.columns[i, :]
+    pairs = None
+    if is_partial:
+      number = self._tables.tiles[i, 1]
+      pairs = unpack(self._tables.masks[number, :, :], 1)
 
-    return _Rows(read, refs)
+    # A branch around tiles whose segments cannot meet would keep Triton from
+    # loading tiles in advance, and spill registers.
+    batch = self.rows.batch
+    if self._row_segments is not None:
+      mine = self._row_segments[batch, self.rows.positions, 0]
+      theirs = self._column_segments[batch, positions, 0]
+      same = mine[:, None] == theirs[None, :]
+      pairs = same if pairs is None else pairs & same
 
-  def full(self, value, *width):
-    return jnp.full((len(self._at), *width), value, jnp.float32)
+    columns = _Rows(batch, self._head_of_columns(i), positions)
+    return body(columns, pairs, carry)
 
-  def dot(self, a, b, total=None):
+  def _head_of_columns(self, i):
+    """The head of the other side whose tile is entry i of the tables."""
+    if self._group == 1:
+      return self.rows.head
+    if self._is_by_key:
+      return self.rows.head * self._group + self._tables.tiles[i, 2]
+    return self.rows.head // self._group
+
+  def full(self, value: float, *width: int) -> jax.Array:
+    """float32 [T] or [T, W], of one value."""
+    shape = len(self.rows.positions), *width
+    return jnp.full(shape, value, jnp.float32)
+
+  def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The product of two matrices, accumulated in float32."""
     # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
     # products of such parts have the accuracy of float32, on tensor cores.
     precision: Any = None
     if a.dtype == jnp.float32:
       three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
       precision = lax.Precision.HIGHEST if self._interpret else three
-    found = jnp.dot(
-      a, b, precision=precision, preferred_element_type=jnp.float32
+    return jnp.dot(
+      a,
+      b,
+      precision=precision,
+      preferred_element_type=jnp.float32,
     )
-    return found if total is None else total + found
 
-  def sweep(self, body, carry):
-    def step(i, carry, masked):
-      at = self._listed[i, :]
-      pairs = self._pairs(self._others[i, 1]) if masked else None
-      mine, other = self._mine.segments, self._other.segments
-      if mine is not None:
-        # A branch around tiles whose segments cannot meet would keep Triton
-        # from loading tiles in advance, and spill registers.
-        mine = mine[self._batch, self._at, 0]
-        other = other[self._batch, at, 0]
-        same = mine[:, None] == other[None, :]
-        pairs = same if pairs is None else pairs & same
+  def scaled_dot(self, a: jax.Array, b: jax.Array) -> tuple:
+    """The scores of rows a and columns b, see `scale_products`."""
+    products = self.dot(a, b.T)
+    return scale_products(products, self.scores, a.shape[-1])
 
-      def mask(x, fill):
-        return x if pairs is None else jnp.where(pairs, x, fill)
-
-      return body(self._rows(self._other, at, self._other_head(i)), mask, carry)
-
-    for start, stop, masked in (
-      (self._first, self._middle, True),
-      (self._middle, self._last, False),
-    ):
-      of_kind = functools.partial(step, masked=masked)
-      carry = lax.fori_loop(start, stop, of_kind, carry)
-    return carry
-
-  def _other_head(self, i):
-    """The head of the other side of a tile."""
-    group = self._queries.q.shape[2] // self._keys.k.shape[2]
-    if group == 1:
-      return self._head
-    if self._is_by_key:
-      return self._head * group + self._others[i, 2]
-    return self._head // group
-
-  def exp2(self, x, factor, minus):
+  def exp2(
+    self,
+    x: jax.Array,
+    factor: float,
+    shift: jax.Array,
+  ) -> jax.Array:
+    """2^(factor x - shift)."""
+    if self._interpret:
+      return jnp.exp2(x * factor - shift)
     # As one FMA and one MUFU; denormal results are 0. Triton's own does more to
     # keep them.
-    if self._interpret:
-      return super().exp2(x, factor, minus)
-    more = [jnp.full(x.shape, factor), jnp.broadcast_to(-minus, x.shape)]
+    factors = jnp.full(x.shape, factor, jnp.float32)
+    shifts = jnp.broadcast_to(-shift, x.shape)
     (result,) = plgpu.elementwise_inline_asm(
       "{ .reg .f32 t; fma.rn.f32 t, $1, $2, $3; ex2.approx.ftz.f32 $0, t; }",
-      args=[x, *(y.astype(jnp.float32) for y in more)],
+      args=[x, factors, shifts],
       constraints="=f,f,f,f",
       pack=1,
       result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, jnp.float32)],
     )
     return result
 
-  def _pairs(self, number):
-    """A mask, unpacked: bool [this side, other side]."""
-    words = self._masks[number, :, :]
-    tile, count = words.shape
-    shape = tile, count, 32
-    bit = lax.broadcasted_iota(jnp.int32, shape, 2)
-    words = jnp.broadcast_to(words[:, :, None], shape)
-    bits = lax.shift_right_logical(words, bit) & 1
-    return bits.reshape(tile, count * 32) != 0
-
-  def start(self, width):
-    out, max_, sum_ = super().start(width)
-    slots = self._of_slots(0), self._of_slots(1, -jnp.inf)
-    for more, lse in zip(*slots, strict=True):
-      lse = lse * LOG2_E
-      max_, shift, decay = kernel_math.raise_max(max_, lse)
-      weight = jnp.exp2(lse - shift)
-      out = out * decay[:, None] + more * weight[:, None]
-      sum_ = sum_ * decay + weight
-    return out, max_, sum_
-
-  def _of_slots(self, number, fill=0.0):
-    """The rows of this item in result `number` of each earlier slot."""
+  def load_earlier(self, number: int, fill: float = 0.0) -> list[jax.Array]:
+    """The rows of a result in each earlier slot, `fill` where not written."""
     if self._earlier is None:
       return []
-    (written, results), found = self._earlier, []
+    # Which rows each slot has, int8 [slots, H, L], and its results, [slots, B,
+    # L, H, W] or [slots, B, H, L].
+    written, results = self._earlier
+    ref = results[number]
+    _, head, positions = self.rows
+    loaded = []
     for slot in range(len(written)):
-      ref, mask = results[number], written[slot, self._head, self._at] != 0
-      where, mask = self._index(ref, self._at, mask)
-      found.append(plgpu.load(ref.at[slot, *where], mask=mask, other=fill))
-    return found
+      is_written = written[slot, head, positions] != 0
+      index, mask = self._locate(ref, slot, positions, is_written)
+      rows = plgpu.load(ref.at[index], mask=mask, other=fill)
+      loaded.append(rows)
+    return loaded
 
-  def store(self, refs, *arrays):
-    for number, (ref, x) in enumerate(zip(refs, arrays, strict=True)):
-      if not self._is_forward:
-        x = sum(self._of_slots(number), x)
-      # Out of bounds, since interpret mode writes back what it read where the
-      # mask is false: another row may have the same position.
-      size = ref.shape[2 if x.ndim > 1 else 3]
-      at = jnp.where(self._is_real, self._at, size)
-      where, mask = self._index(ref, at, self._is_real)
-      slot = jnp.maximum(self._slot - 1, 0)
-      plgpu.store(ref.at[slot, *where], x.astype(ref.dtype), mask=mask)
+  def store(self, ref: Any, x: jax.Array) -> None:
+    """Writes the rows of a result, [T, W] or [T], to the slot of the item."""
+    # Out of bounds, since interpret mode writes back what it read where the
+    # mask is false: another row may have the same position.
+    length = ref.shape[2 if x.ndim > 1 else 3]
+    positions = jnp.where(self._is_row, self.rows.positions, length)
+    slot = jnp.maximum(self._slot - 1, 0)
+    index, mask = self._locate(ref, slot, positions, self._is_row)
+    plgpu.store(ref.at[index], x.astype(ref.dtype), mask=mask)
 
-  def _index(self, ref, at, mask):
-    """(index of rows of one slot [B, L, H, W] or [B, H, L], their mask)."""
+  def _locate(self, ref, slot, positions, mask):
+    """(index of rows [slots, B, L, H, W] or [slots, B, H, L], their mask)."""
+    batch, head, _ = self.rows
     if ref.ndim == 4:
-      return (self._batch, self._head, at), mask
+      return (slot, batch, head, positions), mask
     # Interpret mode takes either slices or index arrays, not both.
-    columns = lax.broadcasted_iota(jnp.int32, (1, ref.shape[-1]), 1)
-    mask = jnp.broadcast_to(mask[:, None], (len(mask), ref.shape[-1]))
-    return (self._batch, at[:, None], self._head, columns), mask
+    width = ref.shape[-1]
+    columns = lax.broadcasted_iota(jnp.int32, (1, width), 1)
+    positions = positions[:, None]
+    mask = mask[:, None]
+    mask = jnp.broadcast_to(mask, (len(mask), width))
+    return (slot, batch, positions, head, columns), mask
+
+
+def _forward(program, queries, keys, out_ref, lse_ref):
+  """Output and log-sum-exp of a tile of queries, by an online softmax.
+
+  Reads queries.q [B, L, H, K], keys.k [B, M, G, K] and keys.v [B, M, G, E];
+  writes out [slots, B, L, H, E] and lse [slots, B, H, L].
+  """
+  q = program.rows.load(queries.q)
+
+  def meet_keys(columns, pairs, carry):
+    accumulator, running_max, normalizer = carry
+
+    # Without their factor: exp2 applies it in the instruction that shifts.
+    k = columns.load(keys.k)
+    scores, factor, _ = program.scaled_dot(q, k)
+    scores = keep_pairs(scores, pairs, -jnp.inf)
+
+    # Earlier sums shrink as the maximum rises.
+    tile_max = scores.max(1) * factor
+    new_max, shift, decay = raise_max(running_max, tile_max)
+    weights = program.exp2(scores, factor, shift[:, None])
+    normalizer = normalizer * decay + weights.sum(1)
+
+    v = columns.load(keys.v)
+    weights = weights.astype(v.dtype)
+    decayed = accumulator * decay[:, None]
+    accumulator = decayed + program.dot(weights, v)
+    return accumulator, new_max, normalizer
+
+  start = _start_softmax(program, out_ref.shape[-1])
+  carry = program.for_each_tile(meet_keys, start)
+  accumulator, running_max, normalizer = carry
+
+  total, lse = finish_softmax(running_max, normalizer)
+  program.store(out_ref, accumulator / total[:, None])
+  program.store(lse_ref, lse)
+
+
+def _start_softmax(program, width):
+  """(accumulator, maximum, normalizer) of the earlier slots, if there are."""
+  accumulator = program.full(0.0, width)
+  running_max = program.full(-jnp.inf)
+  normalizer = program.full(0.0)
+  # A slot is like a key whose score is its log-sum-exp.
+  earlier = zip(
+    program.load_earlier(0),
+    program.load_earlier(1, -jnp.inf),
+    strict=True,
+  )
+  for out, lse in earlier:
+    score = lse * LOG2_E
+    running_max, shift, decay = raise_max(running_max, score)
+    weight = jnp.exp2(score - shift)
+    accumulator = accumulator * decay[:, None]
+    accumulator += out * weight[:, None]
+    normalizer = normalizer * decay + weight
+  return accumulator, running_max, normalizer
+
+
+def _backward_of_queries(program, queries, keys, dq_ref):
+  """dq of a tile of queries; their log-sum-exps are to base 2.
+
+  Also reads queries.dout [B, L, H, E], queries.lse and queries.delta [B, H, L];
+  writes dq [slots, B, L, H, K].
+  """
+  q = program.rows.load(queries.q)
+  dout = program.rows.load(queries.dout)
+  lse = program.rows.load(queries.lse)
+  delta = program.rows.load(queries.delta)
+
+  def meet_keys(columns, pairs, dq):
+    k = columns.load(keys.k)
+    v = columns.load(keys.v)
+    scores, factor, slope = program.scaled_dot(q, k)
+
+    # Relative to the log-sum-exp over all keys, no maximum is needed, and no
+    # weight of a pair is above 1. Others may be: they are masked afterwards.
+    weights = program.exp2(scores, factor, lse[:, None])
+    weights = keep_pairs(weights, pairs, 0.0)
+
+    # Through the softmax, and the soft cap.
+    if slope is not None:
+      weights = weights * slope
+    dweights = program.dot(dout, v.T) - delta[:, None]
+    dscores = (weights * dweights).astype(k.dtype)
+    return dq + program.dot(dscores, k)
+
+  width = q.shape[-1]
+  zeros = program.full(0.0, width)
+  dq = program.for_each_tile(meet_keys, zeros)
+  dq = dq * program.scores.factor(width)
+  dq = sum(program.load_earlier(0), dq)
+  program.store(dq_ref, dq)
+
+
+def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
+  """dk and dv of a tile of keys; scores are transposed: [keys, queries].
+
+  Reads what `_backward_of_queries` does; writes dk [slots, B, M, G, K] and dv
+  [slots, B, M, G, E].
+  """
+  k = program.rows.load(keys.k)
+  v = program.rows.load(keys.v)
+
+  def meet_queries(columns, pairs, carry):
+    dk, dv = carry
+
+    q = columns.load(queries.q)
+    dout = columns.load(queries.dout)
+    scores, factor, slope = program.scaled_dot(k, q)
+
+    # As for dq; here each column has its own log-sum-exp.
+    lse = columns.load(queries.lse)
+    delta = columns.load(queries.delta)
+    weights = program.exp2(scores, factor, lse[None, :])
+    weights = keep_pairs(weights, pairs, 0.0)
+
+    # dv before dk: both products at once would need more registers.
+    dv += program.dot(weights.astype(dout.dtype), dout)
+    if slope is not None:
+      weights = weights * slope
+    dweights = program.dot(v, dout.T) - delta[None, :]
+    dscores = (weights * dweights).astype(q.dtype)
+    dk += program.dot(dscores, q)
+    return dk, dv
+
+  width = k.shape[-1]
+  dk = program.full(0.0, width)
+  dv = program.full(0.0, v.shape[-1])
+  dk, dv = program.for_each_tile(meet_queries, (dk, dv))
+  dk = dk * program.scores.factor(width)
+  dk = sum(program.load_earlier(0), dk)
+  dv = sum(program.load_earlier(1), dv)
+  program.store(dk_ref, dk)
+  program.store(dv_ref, dv)
 
 
 def forward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
+  plan: Plan,
+  queries: Queries,
+  keys: Keys,
+  interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH); `interpret` the kernels instead of compiling them."""
   # One row for each query: a device may hold more or fewer queries than keys.
-  rows, v = queries.q.shape[:3], keys.v
-  out_BLHE = jax.ShapeDtypeStruct((*rows, v.shape[-1]), v.dtype)
-  lse_BHL = jax.ShapeDtypeStruct((rows[0], rows[2], rows[1]), jnp.float32)
-  given = plan, queries, keys, interpret
-  out, lse = _launch("forward", *given, [out_BLHE, lse_BHL])
+  batch, num_queries, num_heads, _ = queries.q.shape
+  v = keys.v
+  out_BLHE = jax.ShapeDtypeStruct(
+    (batch, num_queries, num_heads, v.shape[-1]),
+    v.dtype,
+  )
+  lse_BHL = jax.ShapeDtypeStruct(
+    (batch, num_heads, num_queries),
+    jnp.float32,
+  )
+  out, lse = _launch(
+    _forward,
+    plan,
+    queries,
+    keys,
+    [out_BLHE, lse_BHL],
+    interpret,
+  )
   return out, lse.swapaxes(1, 2)
 
 
 def backward(
-  plan: Plan, queries: Queries, keys: Keys, interpret: bool
+  plan: Plan,
+  queries: Queries,
+  keys: Keys,
+  interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """(dq_BLHK, dk_BMGK, dv_BMGE), as in `forward`."""
   # [B, H, L], so that the values of a tile are next to each other.
-  lse, delta = (x.swapaxes(1, 2) for x in (queries.lse * LOG2_E, queries.delta))
-  queries = queries._replace(lse=lse, delta=delta)
-  given = plan, queries, keys, interpret
-  (dq,) = _launch("backward_of_queries", *given, [queries.q])
-  dk, dv = _launch("backward_of_keys", *given, [keys.k, keys.v])
+  lse_BLH = queries.lse * LOG2_E
+  queries = queries._replace(
+    lse=lse_BLH.swapaxes(1, 2),
+    delta=queries.delta.swapaxes(1, 2),
+  )
+  (dq,) = _launch(
+    _backward_of_queries,
+    plan,
+    queries,
+    keys,
+    [queries.q],
+    interpret,
+  )
+  dk, dv = _launch(
+    _backward_of_keys,
+    plan,
+    queries,
+    keys,
+    [keys.k, keys.v],
+    interpret,
+  )
   return dq, dk, dv
 
 
-def _num_warps(name, v, tile):
+def _num_warps(kernel, v, tile):
   """Warps of a program: with fewer, registers would spill."""
-  is_wide = name != "forward" and v.shape[-1] > 64
-  of_gpus = {int(x) for x in platforms.compute_capabilities()}
-  is_large = tile == 64 and not of_gpus.isdisjoint((8, 10))
-  return 8 if is_wide or is_large or v.dtype == jnp.float32 else 4
+  generations = {int(x) for x in platforms.compute_capabilities()}
+  needs_more = (
+    v.dtype == jnp.float32
+    or (kernel is not _forward and v.shape[-1] > 64)
+    or (tile == 64 and not generations.isdisjoint((8, 10)))
+  )
+  return 8 if needs_more else 4
 
 
-def _launch(name, plan, queries, keys, interpret, outs):
-  """The results, each like one of `outs`; the first slot adds the others'."""
-  work, q, is_by_key = plan.tables, queries.q, name == "backward_of_keys"
+def _launch(kernel, plan, queries, keys, outs, interpret):
+  """Runs a kernel on all work items.
+
+  Args:
+    kernel: one of `_forward`, `_backward_of_queries`, `_backward_of_keys`.
+    plan: its tables are `items.Work`.
+    queries: arrays [B, L, H, ...]; those of one number a query, [B, H, L].
+    keys: arrays [B, M, G, ...].
+    outs: what the results will be like; in float32 if others are added to them.
+    interpret: whether to interpret the kernel instead of compiling it.
+
+  Returns:
+    The results. With several slots, those of the others are computed first, and
+    the programs of the first slot, which has all rows, add them to its own.
+  """
+  work = plan.tables
+  is_by_key = kernel is _backward_of_keys
   lists = work.by_key if is_by_key else work.by_query
-  sides = work.queries, work.keys
-  mine, other = sides[::-1] if is_by_key else sides
-  # The positions of each entry of the lists, so that the address of a row
-  # depends on one load: Triton loads in advance through no more than one. On
-  # the host if both tables are.
-  tiles = lists.others[:, 0]
+  rows = work.keys if is_by_key else work.queries
+  columns = work.queries if is_by_key else work.keys
+
+  # On the host if both tables are: then they are constants of the program.
+  tiles = lists.tiles[:, 0]
   if isinstance(tiles, jax.Array):
-    other = jnp.asarray(other)
-  listed = other[tiles].clip(0)
-  tables = lists.others, listed, lists.masks, mine
+    columns = jnp.asarray(columns)
+  columns = columns[tiles].clip(0)
 
-  def run(tables, queries, keys, earlier, *refs):
-    item = _Item(name, plan, tables, (queries, keys), earlier, interpret)
-    kernel_math.KERNELS[name](item, refs)
+  def run_program(tables, queries, keys, earlier, *refs):
+    program = _RowProgram(
+      plan=plan,
+      is_by_key=is_by_key,
+      interpret=interpret,
+      tables=tables,
+      queries=queries,
+      keys=keys,
+      earlier=earlier,
+    )
+    kernel(program, queries, keys, *refs)
 
-  def launch(items, num_slots, outs, earlier=None):
+  def run_slots(items, num_slots, outs, earlier=None):
+    tables = _Tables(
+      items=items,
+      tiles=lists.tiles,
+      columns=columns,
+      masks=lists.masks,
+      rows=rows,
+    )
+    vma = jax.typeof(queries.q).manual_axis_type
     shapes = [
-      jax.ShapeDtypeStruct(
-        (num_slots, *x.shape),
-        x.dtype,
-        manual_axis_type=jax.typeof(q).manual_axis_type,
-      )
+      jax.ShapeDtypeStruct((num_slots, *x.shape), x.dtype, manual_axis_type=vma)
       for x in outs
     ]
-    return pl.pallas_call(
-      run,
-      grid=(len(items), len(q)),
+    call = pl.pallas_call(
+      run_program,
+      grid=(len(items), len(queries.q)),
       out_shape=shapes,
       compiler_params=plgpu.CompilerParams(
-        num_warps=_num_warps(name, keys.v, plan.tile),
+        num_warps=_num_warps(kernel, keys.v, plan.tile),
         num_stages=NUM_STAGES,
       ),
       interpret=interpret,
-      name=name,
-    )(tuple(map(jnp.asarray, (items, *tables))), queries, keys, earlier)
+      name=kernel.__name__.removeprefix("_"),
+    )
+    tables = jax.tree.map(jnp.asarray, tables)
+    return call(tables, queries, keys, earlier)
 
+  # What others are added to stays in float32, so that sums are rounded once.
   sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   outs = outs if plan.is_whole else sums
   num_slots, n, num_heads = lists.written.shape
   if num_slots == 1:
-    return [x[0] for x in launch(lists.items, 1, outs)]
+    return [x[0] for x in run_slots(lists.items, 1, outs)]
+
   # Sorted, since tables may be traced: the first slot has one item for each
-  # tile of each head. Shares of devices, padded with more, have one slot.
+  # tile of each head. Tables of devices, padded with more, have one slot.
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
-  count = -(-n // mine.shape[1]) * num_heads
-  results = launch(items[count:], num_slots - 1, sums)
+  num_tiles = -(-n // rows.shape[1])
+  count = num_tiles * num_heads
+  results = run_slots(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
-  return [x[0] for x in launch(items[:count], 1, outs, (written, results))]
+  earlier = written, results
+  return [x[0] for x in run_slots(items[:count], 1, outs, earlier)]

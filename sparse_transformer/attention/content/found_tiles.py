@@ -141,7 +141,7 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
   return num, -(-num_tiles // num)
 
 
-class _Steps(online_softmax.Steps):
+class _Steps(online_softmax.TileLoop):
   """Tables, cut into steps of A tiles of queries each, with all their keys."""
 
   name, single = "gathered", True
@@ -165,10 +165,10 @@ class _Steps(online_softmax.Steps):
   def take(self, i, x):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
 
-  def of_keys(self, *arrays):
+  def arrange_keys(self, *arrays):
     return _rows(self.at, *arrays)
 
-  def from_queries(self, *arrays):
+  def restore_queries(self, *arrays):
     return _sum(self.tables.places, *arrays)
 
   def of_group(self, x_BLHK):
@@ -232,7 +232,7 @@ class _Windows(_Steps):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
     return self.put(i, x_BHVT, tiles)
 
-  def from_keys(self, *arrays):
+  def restore_keys(self, *arrays):
     places = self.tables.places + self.behind * self.tile
     return tuple(map(self.of_group, _sum(places, *arrays)))
 
@@ -276,7 +276,7 @@ class _Blocks(_Steps):
     nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
-  def from_keys(self, *arrays):
+  def restore_keys(self, *arrays):
     rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
     held = (x[:, :, : self.length].swapaxes(1, 2) for x in rows)
     return tuple(map(self.of_group, held))

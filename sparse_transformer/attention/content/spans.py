@@ -106,7 +106,7 @@ def span_plans(
   return found
 
 
-class _Walk(online_softmax.Steps):
+class _Walk(online_softmax.TileLoop):
   """The steps of a plan, back from each group of tiles of queries of a head.
 
   The groups of a head follow one another. Step `ago` has keys that far back.
@@ -160,7 +160,7 @@ class _Walk(online_softmax.Steps):
     weights = self.pattern.weights(spans_H[i // self.times], distance)
     return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
 
-  def of_queries(self, *arrays, before=0):
+  def arrange_queries(self, *arrays, before=0):
     """Arrays by head, in tiles: [B, H, V, T, ...]."""
     after = self.times * self.size * self.tile - self.n
     pads = (0, 0), (before * self.tile, after)
@@ -171,15 +171,15 @@ class _Walk(online_softmax.Steps):
 
     return tuple(map(of_array, arrays))
 
-  def of_keys(self, *arrays):
-    return self.of_queries(*arrays, before=self.most)
+  def arrange_keys(self, *arrays):
+    return self.arrange_queries(*arrays, before=self.most)
 
-  def from_queries(self, *arrays):
+  def restore_queries(self, *arrays):
     rows = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in arrays)
     return tuple(x[:, :, : self.n].swapaxes(1, 2) for x in rows)
 
-  def from_keys(self, *arrays):
-    return self.from_queries(*(x[:, :, self.most :] for x in arrays))
+  def restore_keys(self, *arrays):
+    return self.restore_queries(*(x[:, :, self.most :] for x in arrays))
 
   def queries(self, i, *arrays):
     return tuple(self._take(i, self._first(i), x) for x in arrays)

@@ -9,7 +9,6 @@ read once for all of them: tiles of queries are [A, B, G, R T, ...].
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 import jax
@@ -83,16 +82,22 @@ class Xla(contract.Executor):
     return _tables(self, layouts, span, num_heads)
 
   def forward(
-    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: contract.Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
-    steps = _Tiles(plan, queries, keys)
-    return online_softmax.forward(steps, queries, keys, plan.scores)
+    loop = _PlanLoop(plan, queries, keys)
+    return online_softmax.forward(loop, queries, keys, plan.scores)
 
   def backward(
-    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: contract.Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, ...]:
-    steps = _Tiles(plan, queries, keys)
-    return online_softmax.backward(steps, queries, keys, plan.scores)
+    loop = _PlanLoop(plan, queries, keys)
+    return online_softmax.backward(loop, queries, keys, plan.scores)
 
 
 ON_CPUS = Xla()
@@ -100,7 +105,10 @@ ON_ACCELERATORS = Xla(tiles=(128,), max_keys=1024, max_scores=2**62)
 
 
 def slice_plans(
-  patterns: tuple[Pattern, ...], num_queries: int, n: int, first: jax.Array
+  patterns: tuple[Pattern, ...],
+  num_queries: int,
+  n: int,
+  first: jax.Array,
 ) -> contract.Plans:
   """The plans of some queries, from position `first` on, and n keys.
 
@@ -112,7 +120,7 @@ def slice_plans(
   num_cols = -(-n // num_keys)
 
   # Each tile of queries meets all tiles of keys, one in a step.
-  cols = np.tile(np.arange(num_cols, dtype=np.int32), num_rows)
+  cols = np.arange(num_rows * num_cols, dtype=np.int32) % num_cols
   steps = StepTables(
     first=num_cols * np.arange(num_rows + 1, dtype=np.int32),
     cols=cols[:, None, None],
@@ -122,22 +130,26 @@ def slice_plans(
   query_order = make_order(np.arange(num_queries), num_rows * tile, first)
   key_order = make_order(np.arange(n), num_cols * num_keys)
 
-  def plan(pattern):
-    return contract.Plan(
+  plans = []
+  by_pattern = group_heads([(pattern,) for pattern in patterns])
+  for pattern, heads in by_pattern.items():
+    plan = contract.Plan(
       pattern=pattern,
       tile=tile,
       tables=steps,
       queries=query_order,
       keys=key_order,
     )
-
-  by_pattern = group_heads([(pattern,) for pattern in patterns])
-  return [(plan(pattern), heads) for pattern, heads in by_pattern.items()]
+    plans.append((plan, heads))
+  return plans
 
 
 @functools.lru_cache(maxsize=256)
 def _plan(executor, part, n, tile, num_heads):
-  """The cheapest plan of a part, for the heads of all sequences."""
+  """The cheapest plan of a part, for the heads of all sequences.
+
+  A `tile` of 0 is chosen; `num_heads` counts those of all sequences.
+  """
   tile, span = _choose(executor, part, n, tile)
   layout = part.layout(n, tile)
   (tables,) = _tables(executor, [layout], span, num_heads)
@@ -154,8 +166,9 @@ def _plan(executor, part, n, tile, num_heads):
 @functools.lru_cache(maxsize=256)
 def _choose(executor, part, n, tile):
   """The (tile, span) of lowest cost; a tile that is asked for is kept."""
-  sizes = sorted({min(x, n) for x in ((tile,) if tile else executor.tiles)})
-  best = math.inf, 0, 0  # cost, size, span
+  asked = (tile,) if tile else executor.tiles
+  sizes = sorted({min(size, n) for size in asked})
+  choices = []
   for size in sizes:
     # A layout lists its tiles: one that has too many is not made, unless no
     # larger size is left. Counting is only needed where n allows as many.
@@ -163,64 +176,94 @@ def _choose(executor, part, n, tile):
     if size < sizes[-1] and most_tiles > MAX_LAID_OUT:
       if analysis.count_tiles(part, n, size) > MAX_LAID_OUT:
         continue
-    _, counts = np.unique(part.layout(n, size).rows, return_counts=True)
+    layout = part.layout(n, size)
+    _, counts = np.unique(layout.rows, return_counts=True)
     cost, span = _best_span(executor, counts, size)
-    if cost < best[0]:
-      best = cost, size, span
-  return best[1:]
+    choices.append((cost, size, span))
+  _, size, span = min(choices)
+  return size, span
 
 
 def _best_span(executor, counts, size):
-  """The lowest cost of rows with `counts` tiles, and the span that has it."""
+  """The lowest cost of rows with `counts` tiles, and the span that has it.
+
+  The span is the number of tiles of keys, `size` positions each, in a step.
+  """
   costs = []
   largest = max(1, min(executor.max_keys // size, MAX_SPAN))
   for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
     is_single = num_steps == len(counts)
     overhead = TILE_COST * span if is_single else STEP_COST
-    costs.append((num_steps * (size**2 * span + overhead), span))
+    cost = num_steps * (size**2 * span + overhead)
+    costs.append((cost, span))
   return min(costs)
 
 
 def _tables(executor, layouts, span, num_heads):
-  """The tables of layouts, of the same shapes, with `span` tiles in a step."""
+  """The tables of layouts, one for each device, all of the same shapes.
+
+  Args:
+    executor: what limits the scores of a step.
+    layouts: of the same tile, with equally many positions.
+    span: tiles of keys that each tile of queries meets in a step.
+    num_heads: heads of all sequences.
+  """
   tile = layouts[0].tile
-  num_rows = -(-len(layouts[0].query_order) // tile)
+  num_queries = len(layouts[0].query_order)
+  num_rows = -(-num_queries // tile)
   counts = [np.bincount(layout.rows, minlength=num_rows) for layout in layouts]
   num_steps = -(-np.stack(counts) // span)
   is_single = bool(num_steps.max() <= 1)
   if is_single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
 
+  # Tiles of queries in a group, so that a step is as large as it may be.
   most_rows = executor.max_scores // (num_heads * tile**2 * span)
-  num_steps, size = _group(num_steps, min(most_rows, MAX_TILES // span))
+  most_rows = min(most_rows, MAX_TILES // span)
+  num_steps, size = _group(num_steps, most_rows)
   most_steps = num_steps.sum(1).max()
+
   tables = []
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
     # The tiles of each row in order, `span` per step.
-    row_start = np.repeat(np.cumsum(count) - count, count)
-    number = np.arange(len(row_start)) - row_start  # of a tile in its row
+    row_start = np.cumsum(count) - count
+    number = np.arange(len(layout.rows))
+    number -= row_start[layout.rows]  # of a tile in its row
     step, place = np.divmod(number, span)
     group, row = np.divmod(layout.rows, size)
     cols = np.full((most_steps, size, span), -1, np.int32)
     cols[first[group] + step, row, place] = layout.cols
-    tables.append(StepTables(first=first, cols=cols, single=is_single))
+    tables.append(StepTables(first, cols, is_single))
   return tables
 
 
 def _group(num_steps, largest):
-  """(steps of each group [devices, groups], tiles of queries in a group)."""
+  """The largest groups of rows that waste few steps.
+
+  Args:
+    num_steps: the steps of each tile of queries, int [devices, rows].
+    largest: the most tiles of queries in a group.
+
+  Returns:
+    The steps of each group [devices, groups], and the tiles in a group.
+  """
+  num_devices, num_rows = num_steps.shape
+  most_steps = (1 + MAX_WASTE) * num_steps.sum()
   for size in range(largest, 1, -1):
-    if num_steps.shape[1] % size == 0:
-      groups = num_steps.reshape(len(num_steps), -1, size).max(2)
-      if size * groups.sum() <= (1 + MAX_WASTE) * num_steps.sum():
+    if num_rows % size == 0:
+      groups = num_steps.reshape(num_devices, -1, size).max(2)
+      if size * groups.sum() <= most_steps:
         return groups, size
   return num_steps, 1
 
 
-class _Tiles(online_softmax.Steps):
-  """The steps of a plan."""
+class _PlanLoop(online_softmax.TileLoop):
+  """The steps of a plan, on arrays in its orders.
+
+  A group is A tiles of queries; a step has C tiles of keys for each of them.
+  """
 
   def __init__(self, plan, queries, keys):
     tables = plan.tables
@@ -244,63 +287,101 @@ class _Tiles(online_softmax.Steps):
     return self.first[i], self.first[i + 1]
 
   def queries(self, i, *arrays):
-    return tuple(self._by_tile(self._of_group(i, x)) for x in arrays)
+    return tuple(self._query_tiles(i, x) for x in arrays)
 
   def keys(self, i, j, *arrays):
-    return tuple(self._take(self.cols[j], x) for x in arrays)
+    return tuple(self._key_tiles(self.cols[j], x) for x in arrays)
 
   def pairs(self, i, j):
-    q_at = self._of_group(i, jnp.asarray(self.plan.queries.positions)[None])
-    keys = jnp.asarray(self.plan.keys.positions).reshape(-1, self.num_keys)
-    cols_AC1 = self.cols[j][..., None]
-    k_at = jnp.where(cols_AC1 < 0, -1, keys[self.cols[j].clip(0)])
+    q_at = jnp.asarray(self.plan.queries.positions)
+    q_at = self._slice_group(i, q_at[None])
+    q_at_AT = q_at.reshape(self.size, self.tile)
+
+    k_at = jnp.asarray(self.plan.keys.positions)
+    k_at = k_at.reshape(-1, self.num_keys)
+    cols_AC = self.cols[j]
+    k_at_ACT = k_at[cols_AC.clip(0)]
+    is_none = cols_AC[..., None] < 0
+    k_at_ACT = jnp.where(is_none, -1, k_at_ACT)
+    k_at_AS = k_at_ACT.reshape(self.size, -1)
+
     mask_ATS = online_softmax.pairs(
       self.plan.pattern,
-      q_at.reshape(self.size, self.tile),
-      k_at.reshape(self.size, -1),
+      q_at_AT,
+      k_at_AS,
     )
-    return jnp.tile(mask_ATS, (1, self.rows, 1))[:, None, None], None
+    mask_ATS = jnp.tile(mask_ATS, (1, self.rows, 1))
+    return mask_ATS[:, None, None], None
 
   def put(self, i, x_BLH, new):
-    a, b, _, _, *width = new.shape
-    new_ABHT = new.reshape(a, b, -1, self.tile, *width)
+    batch, _, *of_query = x_BLH.shape
+    num_queries = self.size * self.tile
+    by_tile = self.size, batch, -1, self.tile
+    new_ABHT = new.reshape(by_tile + new.shape[4:])
     new_BATH = jnp.moveaxis(new_ABHT, (0, 2), (1, 3))
-    new_BLH = new_BATH.reshape(b, a * self.tile, *new_BATH.shape[3:])
-    return lax.dynamic_update_slice_in_dim(x_BLH, new_BLH, i * a * self.tile, 1)
+    new_BLH = new_BATH.reshape(batch, num_queries, *of_query)
+    return lax.dynamic_update_slice_in_dim(
+      x_BLH,
+      new_BLH,
+      i * num_queries,
+      axis=1,
+    )
 
   def add(self, i, j, x_BLH, new):
     for cols_C, new_BHS in zip(self.cols[j], new, strict=True):
-      parts = jnp.split(new_BHS, len(cols_C), 2)
-      for col, tile_BHT in zip(cols_C, parts, strict=True):
-        new_BTH = self._key_tile(x_BLH, col) + tile_BHT.swapaxes(1, 2)
-        at = col * self.num_keys
-        x_BLH = lax.dynamic_update_slice_in_dim(x_BLH, new_BTH, at, 1)
+      tiles = jnp.split(new_BHS, len(cols_C), 2)
+      for col, tile_BHT in zip(cols_C, tiles, strict=True):
+        old_BTH = self._key_tile(x_BLH, col)
+        new_BTH = old_BTH + tile_BHT.swapaxes(1, 2)
+        x_BLH = lax.dynamic_update_slice_in_dim(
+          x_BLH,
+          new_BTH,
+          col * self.num_keys,
+          axis=1,
+        )
     return x_BLH
 
-  def _of_group(self, i, x_BL):
+  def _slice_group(self, i, x_BL):
     """The queries of a group: [B, A T, ...]."""
-    size = self.size * self.tile
-    return lax.dynamic_slice_in_dim(x_BL, i * size, size, 1)
+    num_queries = self.size * self.tile
+    return lax.dynamic_slice_in_dim(
+      x_BL,
+      i * num_queries,
+      num_queries,
+      axis=1,
+    )
 
-  def _by_tile(self, x_BLH):
-    """[A, B, G, R T, ...] from [B, A T, H, ...], or 1 for all heads."""
-    b, _, heads, *width = x_BLH.shape
-    x_BATH = x_BLH.reshape(b, self.size, self.tile, heads, *width)
+  def _query_tiles(self, i, x_BLH):
+    """The tiles of a group [A, B, G, R T, ...]; one head is that of all."""
+    batch, _, heads, *width = x_BLH.shape
+    x_BLH = self._slice_group(i, x_BLH)
+    x_BATH = x_BLH.reshape(batch, self.size, self.tile, heads, *width)
     x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
     if heads < self.rows:
       x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
-    shape = self.size, b, -1, self.rows * self.tile
-    return x_ABHT.reshape(*shape, *width)
+    return x_ABHT.reshape(
+      self.size,
+      batch,
+      -1,
+      self.rows * self.tile,
+      *width,
+    )
 
-  def _take(self, cols_AC, x_BLH):
+  def _key_tiles(self, cols_AC, x_BLH):
     """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""
+    batch, _, heads, *width = x_BLH.shape
     # A gather: one operation, however many tiles. Concatenated slices are
     # copied at a fifth of its rate by the CPU compiler of jax 0.10.2.
-    one = functools.partial(self._key_tile, x_BLH)
-    x_ABHCT = jnp.moveaxis(jax.vmap(jax.vmap(one))(cols_AC), (2, 4), (1, 2))
-    return x_ABHCT.reshape(*x_ABHCT.shape[:3], -1, *x_ABHCT.shape[5:])
+    take = functools.partial(self._key_tile, x_BLH)
+    x_ACBTH = jax.vmap(jax.vmap(take))(cols_AC)
+    x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
+    return x_ABHCT.reshape(self.size, batch, heads, -1, *width)
 
   def _key_tile(self, x_BLH, col):
     """A tile of keys [B, T, G, ...]."""
-    size = self.num_keys
-    return lax.dynamic_slice_in_dim(x_BLH, col * size, size, 1)
+    return lax.dynamic_slice_in_dim(
+      x_BLH,
+      col * self.num_keys,
+      self.num_keys,
+      axis=1,
+    )

@@ -65,16 +65,24 @@ class Cudnn(contract.Executor):
     ]
 
   def forward(
-    self, plan: Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
     """The log-sum-exp is 0: no head has other plans, and no caller asks."""
+    out_BLHE, _ = self._vjp(plan, queries, keys)
     lse_BLH = jnp.zeros_like(queries.q[..., 0], jnp.float32)
-    return self._vjp(plan, queries, keys)[0], lse_BLH
+    return out_BLHE, lse_BLH
 
   def backward(
-    self, plan: Plan, queries: contract.Queries, keys: contract.Keys
+    self,
+    plan: Plan,
+    queries: contract.Queries,
+    keys: contract.Keys,
   ) -> tuple[jax.Array, ...]:
-    return self._vjp(plan, queries, keys)[1](queries.dout)
+    _, gradients = self._vjp(plan, queries, keys)
+    return gradients(queries.dout)
 
   def _vjp(self, plan, queries, keys):
     """In both passes: XLA runs the forward pass of a recomputed block once."""
@@ -82,20 +90,24 @@ class Cudnn(contract.Executor):
     return jax.vjp(attend, queries.q, keys.k, keys.v)
 
   def _attend(self, plan, q_BLHK, k_BMGK, v_BMGE):
-    (_, n, _, k), e = q_BLHK.shape, v_BMGE.shape[-1]
-    width = -(-max(k, e) // MULTIPLE) * MULTIPLE
+    n = q_BLHK.shape[1]
+    qk_width = q_BLHK.shape[3]
+    value_width = v_BMGE.shape[3]
+    width = -(-max(qk_width, value_width) // MULTIPLE) * MULTIPLE
     is_causal = plan.pattern == Causal()
     # JAX has gradients of even lengths only; no query sees keys after the last.
-    more = n % 2 * is_causal
+    padding = n % 2 * is_causal
 
     def pad(x):
-      sizes = (0, 0), (0, more), (0, 0), (0, width - x.shape[-1])
+      sizes = (0, 0), (0, padding), (0, 0), (0, width - x.shape[3])
       return jnp.pad(x, sizes)
 
     out_BLHE = jax.nn.dot_product_attention(
-      *map(pad, (q_BLHK, k_BMGK, v_BMGE)),
-      scale=plan.scores.factor(k),
+      pad(q_BLHK),
+      pad(k_BMGK),
+      pad(v_BMGE),
+      scale=plan.scores.factor(qk_width),
       is_causal=is_causal,
       implementation=self.implementation,
     )
-    return out_BLHE[:, :n, :, :e]
+    return out_BLHE[:, :n, :, :value_width]

@@ -1,6 +1,7 @@
 """The reference: softmax over all n x n scores, differentiated by JAX."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,54 +39,62 @@ def attend(
   `first`, the queries start at that position, and patterns are static.
   """
   if axes := request.split.over_positions:
-    num_queries = queries.q.shape[1]
-    queries, keys = jax.tree.map(
-      lambda x: lax.all_gather(x, axes, axis=1, tiled=True), (queries, keys)
+    num_own = queries.q.shape[1]
+    start = lax.axis_index(axes) * num_own
+    gather = functools.partial(
+      lax.all_gather, axis_name=axes, axis=1, tiled=True
     )
+    queries, keys = jax.tree.map(gather, (queries, keys))
     whole = dataclasses.replace(request, split=contract.Split())
-    results = attend(whole, queries, keys, directions, first=None)
-    first = lax.axis_index(axes) * num_queries
-    out, lse = (
-      lax.dynamic_slice_in_dim(x, first, num_queries, 1) for x in results
+    out, lse = attend(whole, queries, keys, directions, first=None)
+    return (
+      lax.dynamic_slice_in_dim(out, start, num_own, 1),
+      lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
-    return out, lse
 
   patterns = request.patterns
   scores = request.scores
-  q_BLHK, k_BMGK, v_BMGE = queries.q, keys.k, keys.v
-  dtype = np.promote_types(q_BLHK.dtype, np.float32)
-  _, n, num_heads, width = q_BLHK.shape
+  dtype = np.promote_types(queries.q.dtype, np.float32)
+  _, num_queries, num_heads, width = queries.q.shape
+  _, num_keys, num_key_heads, _ = keys.k.shape
   mask_BHLM = binding.realize(patterns, queries, keys, directions)
   if first is not None:
-    mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, n, 2)
+    mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, num_queries, 2)
   if queries.segments is not None and keys.segments is not None:
-    of_keys_B11M = keys.segments[:, None, None, :, 0]
-    mask_BHLM &= queries.segments[:, None] == of_keys_B11M
-  k_BMHK, v_BMHE = (
-    jnp.repeat(x.astype(dtype), num_heads // x.shape[2], 2)
-    for x in (k_BMGK, v_BMGE)
-  )
-  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK.astype(dtype), k_BMHK)
+    segments_B11M = keys.segments[:, None, None, :, 0]
+    mask_BHLM &= queries.segments[:, None] == segments_B11M
+
+  # Keys and values of each query head.
+  group = num_heads // num_key_heads
+  q_BLHK = queries.q.astype(dtype)
+  k_BMHK = jnp.repeat(keys.k.astype(dtype), group, 2)
+  v_BMHE = jnp.repeat(keys.v.astype(dtype), group, 2)
+
+  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
   scores_BHLM *= scores.factor(width)
   if scores.softcap:
     scores_BHLM = scores.softcap * jnp.tanh(scores_BHLM / scores.softcap)
   scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
+
   # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  i = np.arange(k_BMGK.shape[1])
-  weights_HLM = spans.weights(patterns, directions, i[:, None], i, dtype)
-  if weights_HLM is not None:
-    weights_BHLM = weights_BHLM * weights_HLM[None]
+  k_at = np.arange(num_keys)
+  q_at = k_at[:, None]
+  span_weights_HLM = spans.weights(patterns, directions, q_at, k_at, dtype)
+  if span_weights_HLM is not None:
+    weights_BHLM = weights_BHLM * span_weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
-  empty_BHL1 = sum_BHL1 == 0
-  weights_BHLM = weights_BHLM / jnp.where(empty_BHL1, 1, sum_BHL1)
+  is_empty_BHL1 = sum_BHL1 == 0
+  sum_BHL1 = jnp.where(is_empty_BHL1, 1, sum_BHL1)
+  weights_BHLM = weights_BHLM / sum_BHL1
+
   out_BLHE = jnp.einsum("bhlm,bmhe->blhe", weights_BHLM, v_BMHE)
-  log_BHL1 = jnp.log(jnp.where(empty_BHL1, 1, sum_BHL1))
-  lse_BHL1 = jnp.where(empty_BHL1, -jnp.inf, max_BHL1 + log_BHL1)
-  lse_BLH = lse_BHL1[..., 0].transpose(0, 2, 1)
+  lse_BHL1 = max_BHL1 + jnp.log(sum_BHL1)
+  lse_BHL1 = jnp.where(is_empty_BHL1, -jnp.inf, lse_BHL1)
   out_BLHE, lse_BLH = contract.name_saved(
-    out_BLHE.astype(v_BMGE.dtype), lse_BLH
+    out_BLHE.astype(keys.v.dtype),
+    lse_BHL1[..., 0].transpose(0, 2, 1),
   )
   return out_BLHE, lse_BLH

@@ -17,10 +17,9 @@ from collections.abc import Sequence
 
 from sparse_transformer import atomic, cli, config as config_lib, data, schema
 from sparse_transformer.cli import flags
-from sparse_transformer.data import codecs
+from sparse_transformer.data import text as text_lib
 from sparse_transformer.figures import curves
 
-COLUMNS = "split", "step", "min_context", "weights"  # of an evaluation
 # Wide tables and pictures are in a box that scrolls; the page does not.
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
@@ -46,25 +45,35 @@ def main(argv: Sequence[str]) -> None:
   workdir = pathlib.Path(flags.FLAGS.workdir)
   run = open_run(workdir, cli.overrides())
   run.changes(config_lib.TO_RESUME)  # what it shows is of no other config
-  experiment, step = run.experiment, run.step
+  experiment = run.experiment
+  step = run.step
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   changes = config_lib.read_changes(workdir)
-  about = run.saved.describe(step)
+  saved = run.saved.describe(step)
+  made = _known(saved, "command", "begun", "commit", "machine")
+  trained = _trained(experiment, step, saved, lines, changes)
+  summary = _summary(experiment, saved, lines)
+  heads = _heads(workdir) + _origin(workdir / "attention" / "attention.json")
   sections = {
-    "Run": _summary(experiment, step, about, lines, changes),
+    "Run": _table((), [*made, ("trained", trained), *summary]),
     "Changes": _changes(changes),
     "Evaluation": _evaluations(workdir),
     "Curves": _curves(experiment, lines),
     "Patterns": _wide(_picture(workdir / "patterns.png")),
-    "Heads on an example": _heads(workdir)
-    + _origin(workdir / "attention" / "attention.json"),
+    "Heads on an example": heads,
     "Samples": _samples(workdir) + _origin(workdir / "samples.json"),
     "Config": _config(experiment.config),
   }
-  title = html.escape(f"Run {workdir.resolve().name}")
-  body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
   path = workdir / "report.html"
-  text = f"""<!DOCTYPE html>
+  atomic.write_text(path, _page(workdir.resolve().name, sections))
+  print(f"report in {path}")
+
+
+def _page(name, sections):
+  """The page of a run, with those of its sections that are not empty."""
+  title = html.escape(f"Run {name}")
+  body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
+  return f"""<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,"><style>{STYLE}</style></head>
@@ -72,20 +81,18 @@ def main(argv: Sequence[str]) -> None:
 {body}
 </body></html>
 """
-  atomic.write_text(path, text)
-  print(f"report in {path}")
 
 
-def _summary(experiment, step, about, lines, changes):
+def _summary(experiment, saved, lines):
+  """Rows about a run: its data, its network, its last losses."""
   from sparse_transformer import model as model_lib
   from sparse_transformer.training import costs
 
-  config, source = experiment.config, experiment.source
-  network, made = experiment.model, ("command", "begun", "commit", "machine")
+  config = experiment.config
+  source = experiment.source
+  network = experiment.model
   rows = [
-    *((x, about[x]) for x in made if about.get(x)),
-    ("trained", _trained(experiment, step, about, lines, changes)),
-    ("data", _data(about)),
+    ("data", _data(saved)),
     ("positions", f"{source.length:,}"),
     ("network", f"{network.num_layers} layers, width {network.width}"),
     ("parameters", f"{model_lib.count_parameters(network):,}"),
@@ -93,49 +100,60 @@ def _summary(experiment, step, about, lines, changes):
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
   ]
   last = {line["split"]: line for line in lines}
-  for split in ("train", "validation"):
+  for split in "train", "validation":
     if line := last.get(split):
       bits = f"{line['bits_per_dim']:.4f} {source.unit}{_accuracy(line)}"
       rows.append((f"last {split}", f"{bits}, step {line['step']:,}"))
-  if "mfu" in (line := last.get("train", {})):
-    rows.append(("model-FLOPs utilization", f"{100 * line['mfu']:.1f} %"))
-  return _table((), rows)
+  if mfu := last.get("train", {}).get("mfu"):
+    rows.append(("model-FLOPs utilization", f"{100 * mfu:.1f} %"))
+  return rows
 
 
-def _data(about):
+def _data(saved):
   """The source, path, sizes and digest of the data that a run was trained on.
 
   For example 'bytes, a.txt, 840 symbols, splits 756 + 42 + 42, crc32 1a2b3c4d'.
   """
-  given = about["config"]["data"]
-  parts = [given["name"], given["path"]]
-  for name, value in (about.get("data") or {}).items():
-    if name == "splits":
-      value = " + ".join(f"{size:,}" for size in value)
-    is_number = isinstance(value, int)
-    parts.append(f"{value:,} {name}" if is_number else f"{name} {value}")
+  config = saved["config"]["data"]
+  parts = [config["name"], config["path"]]
+  for name, value in (saved.get("data") or {}).items():
+    if isinstance(value, int):
+      parts.append(f"{value:,} {name}")
+    elif name == "splits":
+      parts.append("splits " + " + ".join(f"{size:,}" for size in value))
+    else:
+      parts.append(f"{name} {value}")
   return ", ".join(filter(None, parts))
 
 
-def _trained(experiment, step, about, lines, changes):
+def _trained(experiment, step, saved, lines, changes):
   """'700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time 0:03:07'."""
-  length, num = experiment.model.length, about.get("examples")
-  sizes = [(n, *x.get("train.batch_size", (0, 0))) for n, x in changes]
-  sequences = step * experiment.config.train.batch_size
-  sequences += sum(n * (before - now) for n, before, now in sizes if n < step)
-  tokens = sequences * length
   if not step:
     return experiment.stage(step)
-  text = f"{step:,} steps, {tokens:,} tokens"
-  if num:  # of a stream, one starts at each symbol
-    is_stream = isinstance(experiment.source, data.Stream)
-    size = num + length - 1 if is_stream else num * length
-    text += f", {tokens / size:,.2f} epochs"
-  if timed := [x for x in lines if "processor_seconds" in x]:
-    times = (timed[-1][x] for x in ("seconds", "processor_seconds"))
-    spent = (datetime.timedelta(seconds=round(x)) for x in times)
-    text += ", {}, CPU time {}".format(*spent)
-  return text
+
+  sequences = step * experiment.config.train.batch_size
+  for changed_at, fields in changes:
+    if changed_at < step and "train.batch_size" in fields:
+      before, since = fields["train.batch_size"]
+      sequences += changed_at * (before - since)
+
+  length = experiment.model.length
+  tokens = sequences * length
+  parts = [f"{step:,} steps", f"{tokens:,} tokens"]
+
+  number = saved.get("examples")
+  if number:
+    size = number * length
+    if isinstance(experiment.source, data.Stream):  # one starts at each symbol
+      size = number + length - 1
+    parts.append(f"{tokens / size:,.2f} epochs")
+
+  timed = [line for line in lines if "processor_seconds" in line]
+  for name, label in ("seconds", ""), ("processor_seconds", "CPU time "):
+    if timed:
+      seconds = round(timed[-1][name])
+      parts.append(f"{label}{datetime.timedelta(seconds=seconds)}")
+  return ", ".join(parts)
 
 
 def _accuracy(values):
@@ -143,11 +161,10 @@ def _accuracy(values):
 
 
 def _changes(changes):
-  rows = [
-    (f"{step:,}", name, *map(repr, values))
-    for step, changed in changes
-    for name, values in changed.items()
-  ]
+  rows = []
+  for step, fields in changes:
+    for name, values in fields.items():
+      rows.append((f"{step:,}", name, *map(repr, values)))
   return rows and _table(("after step", "field", "before", "since"), rows)
 
 
@@ -155,30 +172,38 @@ def _evaluations(workdir):
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return _text("None: run eval.py.")
-  titles = *COLUMNS, "bits", "standard error", "tokens", "overrides", "command"
+
+  rows = [_evaluation(path) for path in paths]
   # Scores without overrides come first.
-  rows = sorted(map(_evaluation, paths), key=lambda row: row[-2] != "")
-  pictures = [_picture(path.with_suffix(".png")) for path in paths]
-  return "\n".join([_table(titles, rows), *pictures])
+  rows.sort(key=lambda row: row["overrides"] != "")
+  parts = [_table(rows[0], [row.values() for row in rows])]
+  for path in paths:
+    parts.append(_picture(path.with_suffix(".png")))
+  return "\n".join(parts)
 
 
 def _evaluation(path):
+  """{title: cell} of a score."""
   try:
     result = atomic.read_json(path)
-    bits, error = result["bits_per_dim"], result["standard_error"]
-    overrides = result.get("overrides", {}).items()
-    shown = "-" if bits is None else f"{bits:.4f} {result['unit']}"
-    shown += _accuracy(result)
+    bits = result["bits_per_dim"]
+    error = result["standard_error"]
+    score = "-" if bits is None else f"{bits:.4f} {result['unit']}"
+    score += _accuracy(result)
     if "bits_per_byte" in result:
-      shown += f", {result['bits_per_byte']:.4f} bits/byte"
-    return (
-      *(result[column] for column in COLUMNS),
-      shown,
-      "-" if error is None else f"{error:.4f}",
-      f"{result['tokens']:,}",
-      ", ".join(f"{name}={value}" for name, value in overrides),
-      result.get("command", ""),
-    )
+      score += f", {result['bits_per_byte']:.4f} bits/byte"
+    overrides = result.get("overrides", {}).items()
+    return {
+      "split": result["split"],
+      "step": result["step"],
+      "min_context": result["min_context"],
+      "weights": result["weights"],
+      "bits": score,
+      "standard error": "-" if error is None else f"{error:.4f}",
+      "tokens": f"{result['tokens']:,}",
+      "overrides": ", ".join(f"{name}={value}" for name, value in overrides),
+      "command": result.get("command", ""),
+    }
   except (ValueError, TypeError, KeyError, AttributeError):
     raise ValueError(
       f"{path} is damaged; delete it and run eval.py again"
@@ -207,26 +232,38 @@ def _samples(workdir):
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
       text = samples.read_text(path)  # HTML allows no control characters
-      return "\n".join(map(_text, text.split(codecs.RULE.decode())))
+      return "\n".join(map(_text, text.split(text_lib.RULE.decode())))
+
   sounds = ", ".join(sorted(x.name for x in workdir.glob("samples_*.wav")))
   return _text(sounds or "None: run python -m sparse_transformer.sample.")
 
 
 def _config(config):
   defaults = schema.flatten(schema.Config())
-  fields = schema.flatten(config).items()
-  rows = [(x, repr(y), repr(defaults[x])) for x, y in fields]
-  changed = [row for row in rows if row[1] != row[2]]
-  others = _table(("field", "value"), [x[:2] for x in rows if x not in changed])
+  changed = []
+  others = []
+  for name, value in schema.flatten(config).items():
+    if repr(value) == repr(defaults[name]):
+      others.append((name, repr(value)))
+    else:
+      changed.append((name, repr(value), repr(defaults[name])))
+
   table = _table(("field", "value", "default"), changed)
-  folded = f"<summary>Fields with their defaults</summary>{others}"
+  folded = "<summary>Fields with their defaults</summary>"
+  folded += _table(("field", "value"), others)
   return f"{table}<details>{folded}</details>"
 
 
 def _origin(path):
-  about = atomic.read_json(path, dict) if path.exists() else {}
-  rows = [(x, about[x]) for x in ("step", "command") if x in about]
+  """What made samples or pictures of heads, as a table."""
+  origin = atomic.read_json(path, dict) if path.exists() else {}
+  rows = _known(origin, "step", "command")
   return _table((), rows) if rows else ""
+
+
+def _known(values, *names):
+  """Rows of those names that have a value."""
+  return [(x, values[x]) for x in names if values.get(x) not in (None, "")]
 
 
 def _text(text):
@@ -234,11 +271,15 @@ def _text(text):
 
 
 def _table(titles, rows):
-  lines = [
-    "<tr>" + "".join(f"<{x}>{html.escape(str(cell))}</{x}>" for cell in cells)
-    for x, cells in (("th", titles), *(("td", row) for row in rows))
-  ]
+  lines = [_table_row("th", titles)]
+  for row in rows:
+    lines.append(_table_row("td", row))
   return _wide("<table>\n" + "\n".join(lines) + "\n</table>")
+
+
+def _table_row(tag, cells):
+  texts = [html.escape(str(cell)) for cell in cells]
+  return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts)
 
 
 def _wide(part):

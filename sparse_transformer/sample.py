@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> None:
   # Prompts may be read by kernels.
   kernel_check.avoid_wrong(experiment)
   source = experiment.source
-  orders = source.orders
-  labels = orders.labels(args.order)
+  scans = source.scans
+  labels = scans.labels(args.order)
   length = args.length or source.length
   decoder = samples.decoder(experiment, args.cache, labels, length)
   prompts = _prompts(source, length, labels)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
   paths = samples.save(
     folder,
     source,
-    orders.restore(tokens, labels),
+    scans.restore(tokens, labels),
     step=run.step,
     command=version.command(step=run.step),
   )
@@ -112,7 +112,7 @@ def _prompts(source, length, labels):
       " sequence"
     )
   real = samples.real_examples(source, num)
-  rows = [source.orders.arrange(x, labels)[:given] for x in real]
+  rows = [source.scans.arrange(x, labels)[:given] for x in real]
   return np.stack(rows).astype(empty.dtype)
 
 

@@ -28,7 +28,7 @@ SOURCE = types.SimpleNamespace(
   separator=None,
   classes=("a", "b", "c"),
 )
-SOURCE.orders = ()
+SOURCE.scans = ()
 SMALL = {
   "model.num_layers": 2,
   "model.num_heads": 2,

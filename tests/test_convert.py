@@ -106,7 +106,7 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   orders = ("rotation", "colors", "transposition", "jigsaw")[:number]
   workdir, found = run_of(name, tmp_path, **{"data.orders": orders})
   run = open_run(workdir, {"model.dtype": "float32"})
-  params, arrange = run.restore().ema, run.experiment.source.orders.arrange
+  params, arrange = run.restore().ema, run.experiment.source.scans.arrange
   apply = jax.jit(run.experiment.apply)
   for case in sorted({x.partition("/")[0] for x in found} & {"aug1", "aug2"}):
 
@@ -370,5 +370,5 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   full = command._preset("", weights, dict(starts=starts))
 
   assert full.model.num_layers == depth
-  tables = data.Orders(full.data.orders, shape).tables.values()
+  tables = data.make_scans(full.data.orders, shape).tables.values()
   assert [*map(len, tables)] == [n for x, n in starts.items() if x != "sos_aa"]

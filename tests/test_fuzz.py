@@ -19,7 +19,7 @@ from helpers.cases import soak
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, patterns
-from sparse_transformer.data import codecs, files
+from sparse_transformer.data import audio, fasta, files, text
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.optimizer import make_optimizer
 
@@ -70,9 +70,9 @@ def parse(path):
 
 # {name: (content, what reads it)}
 FILES = {
-  "x.fasta": (b">one\nACGTNRYacgt\n>two\nTTTT\n", decode(codecs.Fasta())),
-  "x.wav": (sound(), decode(codecs.Audio(12_000))),
-  "text8": (b"some letters of text", decode(codecs.Letters())),
+  "x.fasta": (b">one\nACGTNRYacgt\n>two\nTTTT\n", decode(fasta.Fasta())),
+  "x.wav": (sound(), decode(audio.Audio(12_000))),
+  "text8": (b"some letters of text", decode(text.Letters())),
   "x.gz": (gzip.compress(b"text" * 20), files.read),
   "x.bz2": (bz2.compress(b"text" * 20), files.read),
   "x.xz": (lzma.compress(b"text" * 20), files.read),

@@ -9,7 +9,7 @@ import pytest
 from helpers import runs
 
 from sparse_transformer import config
-from sparse_transformer.data import codecs
+from sparse_transformer.data.text import RULE
 from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.loop import train
 
@@ -58,7 +58,7 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
   path.write_bytes(b"some <b>text</b> " * 50)
   train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
   texts = b"<i>\x00\xff</i>", b"apart"
-  (tmp_path / "run" / "samples.txt").write_bytes(codecs.RULE.join(texts))
+  (tmp_path / "run" / "samples.txt").write_bytes(RULE.join(texts))
   page = runs.report(tmp_path / "run")
   assert "&lt;i&gt;\ufffd\ufffd&lt;/i&gt;</pre>\n<pre>apart</pre>" in page
   assert "run eval.py" in page

@@ -5,7 +5,7 @@ import pytest
 from helpers import runs
 from PIL import Image
 
-from sparse_transformer.data import codecs
+from sparse_transformer.data.text import RULE
 from sparse_transformer.training.evaluation import samples
 
 
@@ -38,7 +38,7 @@ def test_text_continues_a_prompt(text, tmp_path):
   written = (text / "samples.txt").read_bytes()
 
   assert (tmp_path / "file" / "samples.txt").read_bytes() == written
-  assert len(written) == 2 * 32 + len(codecs.RULE)
+  assert len(written) == 2 * 32 + len(RULE)
 
   first = written[:32]
   second = written[-32:]

@@ -1,20 +1,23 @@
 """Data as sequences of symbols, and batches as a function of (seed, step)."""
 
 from sparse_transformer.data import (
-  cifar10 as cifar10,  # each module registers its sources
+  cifar10 as cifar10,  # each module registers its sources, or scans
   generated as generated,
   images as images,
+  labelled as labelled,
   listops as listops,
+  scans as scans,
   streams as streams,
 )
 from sparse_transformer.data.batches import Lazy as Lazy, batches as batches
-from sparse_transformer.data.image_orders import Orders as Orders
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   Images as Images,
+  Scans as Scans,
   Sequences as Sequences,
   Source as Source,
   Stream as Stream,
+  make_scans as make_scans,
   register as register,
   source as source,
 )

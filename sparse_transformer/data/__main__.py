@@ -11,9 +11,11 @@ from sparse_transformer.data import cifar10
 
 
 def main(argv: Sequence[str]) -> None:
-  if [*argv[1:]] != ["prepare", "cifar10"]:
+  words = [*argv[1:]]
+  if words != ["prepare", "cifar10"]:
     usage = f"usage: {cifar10.PREPARE} [--data_dir=DIR]"
-    raise ValueError(f"cannot run {' '.join(argv[1:])!r}; {usage}")
+    raise ValueError(f"cannot run {' '.join(words)!r}; {usage}")
+
   from sparse_transformer.data import download
 
   builder = download.prepare(flags.FLAGS.data_dir)

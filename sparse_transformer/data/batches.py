@@ -25,12 +25,24 @@ class Lazy(Sequence[T]):
     return self.item(range(self.size)[operator.index(i)])
 
 
+def chosen(items: Sequence[T], numbers: Any) -> Lazy[T]:
+  """The items of some numbers, integers [n], in their order."""
+  return Lazy(len(numbers), lambda i: items[numbers[i]])
+
+
 def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
-  """Returns an endless sequence of shuffled batches: [batch_size, ...] by step.
+  """Returns an endless sequence of shuffled batches, one for each step.
 
   A batch depends only on (seed, step), so a run can resume at any step. Each
-  epoch has its own order; a batch may extend into the next one. The examples
-  are arrays of one shape and dtype, in any object with `len` and `[]`.
+  epoch has its own order; a batch may extend into the next one.
+
+  Args:
+    examples: arrays of one shape and dtype, in any object with `len` and `[]`.
+    batch_size: the number of examples in a batch.
+    seed: of the shuffle.
+
+  Returns:
+    Arrays [batch_size, ...], by step.
   """
   import grain
 

@@ -9,7 +9,7 @@ import shlex
 import numpy as np
 
 from sparse_transformer.data import files
-from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.batches import Lazy, chosen
 from sparse_transformer.data.sources import (
   ConfigDict,
   Images,
@@ -17,40 +17,70 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-HELD_OUT = 2_000  # training images for validation: as in Child et al. 2019
-SEED = 11172018  # selects them in github.com/openai/distribution_augmentation
-CLASSES = (
-  *("airplane", "automobile", "bird", "cat", "deer"),
-  *("dog", "frog", "horse", "ship", "truck"),
+# As many training images as in Child et al. 2019 are for validation.
+HELD_OUT = 2_000
+# The seed that selects them in github.com/openai/distribution_augmentation.
+SEED = 11172018
+CLASSES = tuple(
+  "airplane automobile bird cat deer dog frog horse ship truck".split()
 )
-NAMES = "cifar10", "cifar10_bytes"  # the stock builder's folder, and ours
-LUMA = 0.2989, 0.5870, 0.1140  # ITU-R 601, of red, green and blue
+# The folders of the stock builder, and of ours.
+NAMES = "cifar10", "cifar10_bytes"
+# The weights of red, green and blue: ITU-R 601.
+LUMA = 0.2989, 0.5870, 0.1140
 PREPARE = "python -m sparse_transformer.data prepare cifar10"
 
 
 @register("cifar10")
 def cifar10(config: ConfigDict) -> Images:
-  """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it."""
-  return Images((32, 32, 3), 256, *_opened(config, lambda x: x["image"]))
+  """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it.
+
+  The published test images are the test split; 2,000 of the 50,000 training
+  images are for validation.
+  """
+  return _in_color(config, seed=0)
 
 
 @register("cifar10_distaug")
 def cifar10_distaug(config: ConfigDict) -> Images:
   """CIFAR-10 with the validation images of Jun et al. 2020."""
-  return Images((32, 32, 3), 256, *_opened(config, lambda x: x["image"], SEED))
+  return _in_color(config, seed=SEED)
+
+
+def _in_color(config, seed):
+  return Images(
+    shape=(32, 32, 3),
+    vocab_size=256,
+    load=_load(config, lambda record: record["image"], seed),
+    files=lambda: _paths(config),
+  )
 
 
 @register("cifar10_gray")
 def cifar10_gray(config: ConfigDict) -> Sequences:
   """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena."""
-  load, paths = _opened(config, lambda x: (gray(x["image"]), int(x["label"])))
+  example = lambda record: (gray(record["image"]), int(record["label"]))
   return Sequences(
-    1024, (32, 32, 1), 256, CLASSES, load, paths, "levels", "bits/dim"
+    length=1024,
+    shape=(32, 32, 1),
+    vocab_size=256,
+    classes=CLASSES,
+    load=_load(config, example),
+    files=lambda: _paths(config),
+    symbols="levels",
+    unit_of_symbols="bits/dim",
   )
 
 
 def gray(image: np.ndarray) -> np.ndarray:
-  """The luma of the pixels of an RGB image, uint8 [pixels]."""
+  """The luma of an RGB image.
+
+  Args:
+    image: uint8 [rows, columns, 3].
+
+  Returns:
+    uint8 [rows * columns], row by row.
+  """
   return np.rint(image.reshape(-1, 3) @ np.array(LUMA)).astype(np.uint8)
 
 
@@ -60,44 +90,58 @@ def root(data_dir: str) -> pathlib.Path:
   return files.from_config(data_dir or default)
 
 
-def _opened(config, example, seed=0):
-  """Functions that return the examples of the splits, and their files."""
+def _paths(config):
+  return sorted(newest(config.path).glob("*.array_record-*"))
+
+
+def _load(config, example, seed=0):
+  """A function that returns `example` of the records of each split."""
 
   @functools.cache
   def load():
     from tensorflow_datasets.core.hashing import Hasher
 
     folder = newest(config.path)
-    train, test = (_read(folder, split, example) for split in ("train", "test"))
+    train = _read(folder, "train", example)
+    test = _read(folder, "test", example)
     order = np.random.RandomState(seed).permutation(len(train))
     if seed:  # builders order records by the hash of the image's number
       hashes = [*map(Hasher("train").hash_key, range(len(train)))]
       order = np.argsort(np.argsort(hashes))[order]
-    part = lambda chosen: Lazy(len(chosen), lambda i: train[chosen[i]])
     validation, rest = map(np.sort, np.split(order, [HELD_OUT]))
-    return dict(train=part(rest), validation=part(validation), test=test)
+    return {
+      "train": chosen(train, rest),
+      "validation": chosen(train, validation),
+      "test": test,
+    }
 
-  return load, lambda: sorted(newest(config.path).glob("*.array_record-*"))
+  return load
 
 
 def newest(data_dir: str) -> pathlib.Path:
   """The folder of the newest version of the stock copy, or else of ours.
 
-  `data_dir` is the folder of all data sets, or of either copy, or a version.
+  Args:
+    data_dir: the folder of all data sets, or of either copy.
+
+  Raises:
+    FileNotFoundError: there is no copy.
   """
   from tensorflow_datasets.core import Version
 
   folder = root(data_dir)
+  # A version starts with a digit, an unfinished one with "incomplete.".
   places = [folder / name for name in NAMES]
-  places += [x for x in (folder, folder.parent) if x.name in NAMES]
+  if folder.name in NAMES:
+    places.append(folder)
   for place in places:
-    # A version starts with a digit, an unfinished one with "incomplete.".
     # Other formats need TensorFlow or, like parquet, silently lose records.
-    version = folder.name if place == folder.parent else "[0-9]*"
-    paths = place.glob(f"{version}/*.array_record-*")
-    versions = {path.parent.name for path in paths}
-    if versions := {*filter(Version.is_valid, versions)}:
+    paths = place.glob("[0-9]*/*.array_record-*")
+    names = {path.parent.name for path in paths}
+    versions = [*filter(Version.is_valid, names)]
+    if versions:
       return place / max(versions, key=Version)
+
   command = f"{PREPARE} {shlex.quote(f'--data_dir={folder}')}"
   raise FileNotFoundError(
     f"{folder} has no cifar10 in the array_record format; run `{command}`, or"
@@ -116,7 +160,8 @@ def _read(folder, split, example):
     skip = tfds.decode.SkipDecoding()  # theirs needs OpenCV
     decoders = {"image": skip} if is_encoded else None
     records = builder.as_data_source(split, decoders=decoders)
-    number, ends = len(records), builder.info.splits[split].shard_lengths
+    number = len(records)
+    shard_lengths = builder.info.splits[split].shard_lengths
 
   def item(i):
     with files.blame(folder):
@@ -124,12 +169,13 @@ def _read(folder, split, example):
       if is_encoded:
         image = PIL.Image.open(io.BytesIO(record["image"]))
         record["image"] = np.asarray(image)
-      if (shape := record["image"].shape) != (32, 32, 3):
+      shape = record["image"].shape
+      if shape != (32, 32, 3):
         raise ValueError(f"it has an image of {shape}, not RGB of 32 x 32")
       return example(record)
 
   # The length comes from dataset_info.json: a file that is truncated or has too
   # few records is noticed now, not in the middle of a run.
-  for end in np.cumsum(ends):
+  for end in np.cumsum(shard_lengths):
     item(end - 1)
   return Lazy(number, item)

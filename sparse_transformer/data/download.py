@@ -34,10 +34,11 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
   url_infos = {URL: ARCHIVE}
 
   def _info(self):
-    # By default each byte is stored as an integer, which is slow to read.
-    encoding = tfds.features.Encoding.BYTES
     image = tfds.features.Tensor(
-      shape=(32, 32, 3), dtype=np.uint8, encoding=encoding
+      shape=(32, 32, 3),
+      dtype=np.uint8,
+      # By default each byte is stored as an integer, which is slow to read.
+      encoding=tfds.features.Encoding.BYTES,
     )
     label = tfds.features.ClassLabel(num_classes=10)
     features = tfds.features.FeaturesDict({"image": image, "label": label})
@@ -45,19 +46,28 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
 
   def _split_generators(self, dl_manager):
     archive = dl_manager.download(URL)
-    parts = {"train": self.TRAIN_FILES, "test": self.TEST_FILES}
-    return {k: self._generate_examples(archive, v) for k, v in parts.items()}
+    return {
+      "train": self._generate_examples(archive, self.TRAIN_FILES),
+      "test": self._generate_examples(archive, self.TEST_FILES),
+    }
 
   def _generate_examples(self, archive, names):
     with tarfile.open(archive, "r:gz") as tar:
       for member in tar:
         name = member.name.rpartition("/")[2]
-        if name in names and (file := tar.extractfile(member)):
-          data = np.frombuffer(file.read(), np.uint8)
+        file = tar.extractfile(member)
+        if file and name in names:
           first = names.index(name) * self.IMAGES_PER_FILE
-          for i, record in enumerate(data.reshape(-1, 3073), start=first):
-            image = record[1:].reshape(3, 32, 32).transpose(1, 2, 0).copy()
-            yield i, {"image": image, "label": int(record[0])}
+          yield from _records(file.read(), first)
+
+
+def _records(data, first):
+  """(number, record) for the images of a file: a label, and three planes."""
+  rows = np.frombuffer(data, np.uint8).reshape(-1, 3073)
+  for number, row in enumerate(rows, start=first):
+    planes = row[1:].reshape(3, 32, 32)
+    image = planes.transpose(1, 2, 0).copy()
+    yield number, {"image": image, "label": int(row[0])}
 
 
 def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
@@ -88,8 +98,9 @@ def _download(path: pathlib.Path) -> None:
     with urllib.request.urlopen(URL, timeout=8) as answer:
       with atomic.writing(path) as new, new.open("wb") as file:
         shutil.copyfileobj(answer, file)
-        if (found := file.tell()) != ARCHIVE.size:
-          raise EOFError(f"the answer has {found:,} bytes")
+        size = file.tell()
+        if size != ARCHIVE.size:
+          raise EOFError(f"the answer has {size:,} bytes")
   except (OSError, EOFError, http.client.HTTPException) as error:
     raise ConnectionError(
       f"cannot download {URL} ({error}); put the file at {path} and run this"

@@ -3,9 +3,7 @@
 import bz2
 import contextlib
 import errno
-import functools
 import gzip
-import itertools
 import lzma
 import os
 import pathlib
@@ -27,48 +25,68 @@ DECOMPRESS: Any = {
   ".bz2": lambda data: _members(bz2.BZ2Decompressor, data),
   ".xz": lambda data: _members(lzma.LZMADecompressor, data),
 }
-BLOCK = 2**24  # bytes read at once
-LARGEST = 2**36  # bytes of a file that is read as a whole, not mapped
+# As many bytes are read at once.
+BLOCK = 2**24
+# A larger file, in bytes, is not read as a whole; arrays can be mapped.
+LARGEST = 2**36
 # What other kinds of files begin with.
 KINDS = re.compile(
   rb"(?s)(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)|(?P<Parquet>PAR1)"
   rb"|(?P<gzip>\x1f\x8b)|(?P<zip>PK\x03\x04)|(?P<UTF16>\xff\xfe|\xfe\xff)"
 )
 NO_DATA = ("~", ".bak", ".part", "__MACOSX", "Thumbs.db", "token_bytes.npy")
-SPLIT_OF = dict(train="train", training="train", test="test")  # by its names
-SPLIT_OF |= dict.fromkeys(("val", "valid", "validation", "dev"), "validation")
+# The splits, by the names that files and folders give them.
+SPLIT_OF = {
+  "train": "train",
+  "training": "train",
+  "test": "test",
+  "val": "validation",
+  "valid": "validation",
+  "validation": "validation",
+  "dev": "validation",
+}
 NAME = f"(?i:({'|'.join(SPLIT_OF)}))"
 WORD = re.compile(rf"(?<![a-zA-Z0-9]){NAME}(?![a-zA-Z])")
+# What `warn` has told.
+WARNED: set[str] = set()
+
+
+def warn(message: str, topic: str = "") -> None:
+  """Prints a warning on standard error, once in a process.
+
+  Args:
+    message: what is odd, and what follows from it.
+    topic: what the message is about, if only the first one about it is shown,
+      because thousands of files may be odd in the same way.
+  """
+  topic = topic or message
+  if topic not in WARNED:
+    WARNED.add(topic)
+    print(f"warning: {message}", file=sys.stderr)
 
 
 @contextlib.contextmanager
-def blame(what: pathlib.Path | str) -> Iterator[None]:
-  """Raises an error of a library as a ValueError that begins with `what`.
+def blame(culprit: pathlib.Path | str) -> Iterator[None]:
+  """Raises an error of a library as a ValueError about a file.
 
   Errors of the system pass, but EINVAL comes from a position in the file.
+
+  Args:
+    culprit: what the error blames: the file or the folder that is read.
   """
   try:
     yield
   except Exception as error:
-    of_system = getattr(error, "errno", None) not in (None, errno.EINVAL)
-    if of_system or isinstance(error, MemoryError):
+    code = getattr(error, "errno", None)
+    if code not in (None, errno.EINVAL) or isinstance(error, MemoryError):
       raise
-    reason = " ".join(str(error).split())  # on one line
+    reason = " ".join(str(error).split()) or type(error).__name__
     call = "its header has a call, such as np.int64(9): write a plain number"
     reason = re.sub("malformed node or string.*", call, reason)  # of a .npy
-    # What a library did not foresee says nothing of the file.
-    if isinstance(error, NameError | ArithmeticError):
-      reason = "its header makes no sense"
     raise ValueError(
-      f"{what} is damaged or truncated, or of a kind that is not read; get it"
-      f" again, or convert it: {reason or type(error).__name__}"
+      f"{culprit} is damaged or truncated, or of a kind that is not read; get"
+      f" it again, or convert it: {reason}"
     ) from error
-
-
-@functools.cache
-def tell(line: str) -> None:
-  """Prints a line on standard error, once in a process."""
-  print(line, file=sys.stderr)
 
 
 def from_config(path: str) -> pathlib.Path:
@@ -80,21 +98,24 @@ def check_path(path: str) -> pathlib.Path:
   """The path in `data.path`; raises FileNotFoundError if it does not exist."""
   if not path:
     raise FileNotFoundError("data.path is not set: name a file or a folder")
-  found = from_config(path)
-  if not found.exists():
+  existing = from_config(path)
+  if not existing.exists():
     raise FileNotFoundError(
-      f"no file or folder {found}; set data.path to one that"
-      f" exists{atomic.nearest(found)}"
+      f"no file or folder {existing}; set data.path to one that"
+      f" exists{atomic.nearest(existing)}"
     )
-  return found
+  return existing
 
 
 def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
   """Warns if the files that a place joins have names of several splits."""
-  words = {SPLIT_OF[x.lower()]: y for y in names for x in WORD.findall(y)}
-  if len(words) > 1:
-    tell(
-      f"warning: {place} has {', '.join(words.values())}, but is split by"
+  example_of = {}
+  for name in names:
+    for word in WORD.findall(name):
+      example_of[SPLIT_OF[word.lower()]] = name
+  if len(example_of) > 1:
+    warn(
+      f"{place} has {', '.join(example_of.values())}, but is split by"
       " data.fractions; in a folder, give them the names train, val and test"
     )
 
@@ -109,41 +130,51 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
 
   So has a compressed file, but not one that is there unpacked.
   """
-  if path.suffix.lower() in (*DECOMPRESS, ".zip"):
+  suffix = path.suffix.lower()
+  if suffix in (*DECOMPRESS, ".zip"):
     inner = path.with_suffix("")
     return not inner.exists() and has_suffix(inner, *suffixes)
-  return "" in suffixes or path.suffix.lower() in suffixes
+  return "" in suffixes or suffix in suffixes
 
 
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
-  """The file, or all files below a folder that have a suffix, in order.
+  """Lists the file, or all files below a folder, in the order of paths.
 
-  FileNotFoundError if there are none.
+  Args:
+    path: a file, of any suffix, or a folder.
+    *suffixes: see `has_suffix`.
+
+  Raises:
+    FileNotFoundError: there are none.
   """
   if not path.is_dir():
     return [path]
-  found = sorted(x for x in below(path) if has_suffix(x, *suffixes))
-  if not found:
+  paths = sorted(x for x in below(path) if has_suffix(x, *suffixes))
+  if not paths:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
     raise FileNotFoundError(
       f"{path} has no file{ending}; set data.path to another file or folder"
     )
-  return found
+  return paths
 
 
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """The files below a folder; links are followed, to each folder once."""
 
-  def fail(error: OSError) -> None:
+  def fail(error):
     raise error
 
-  seen = set()
+  visited = set()
   for parent, folders, names in os.walk(folder, True, fail, followlinks=True):
-    is_new = (place := os.path.realpath(parent)) not in seen
-    seen.add(place)
-    folders[:] = sorted(x for x in folders if is_new and not is_hidden(x))
-    shown = (x for x in names if is_new and not is_hidden(x))
-    yield from (pathlib.Path(parent, x) for x in shown)
+    real = os.path.realpath(parent)
+    if real in visited:
+      folders.clear()
+      continue
+    visited.add(real)
+    folders[:] = sorted(x for x in folders if not is_hidden(x))
+    for name in names:
+      if not is_hidden(name):
+        yield pathlib.Path(parent, name)
 
 
 class Mapped(np.memmap):
@@ -157,7 +188,11 @@ class Mapped(np.memmap):
 
 
 def map_array(path: pathlib.Path) -> np.ndarray:
-  """Maps the array in a .npy file, or the uint16 in any other, into memory."""
+  """Maps the array in a .npy file, or the uint16 in any other, into memory.
+
+  Raises ValueError if the file is not regular, is damaged, or has more than one
+  array; and OSError whenever it is found to have become shorter.
+  """
   size = atomic.size(path)
   with blame(path):
     if path.suffix.lower() != ".npy":
@@ -180,22 +215,17 @@ def parts(path: pathlib.Path) -> list[bytes]:
 
   Raises ValueError if the file is not regular, is damaged or is too large.
   """
-  if (size := atomic.size(path)) > LARGEST:
+  size = atomic.size(path)
+  if size > LARGEST:
     raise ValueError(
       f"{path} has {size:,} bytes, more than {LARGEST:,}; set data.name to"
       " tokens, which maps a .npy file of uint8 into memory"
     )
+
   suffix = path.suffix.lower()
   with path.open("rb") as raw, blame(path):
     if suffix == ".zip":
-      archive = zipfile.ZipFile(raw)
-      is_shown = lambda name: not any(map(is_hidden, name.split("/")))
-      names = sorted(filter(is_shown, archive.namelist()))
-      check_names(path, names)
-      for name, following in itertools.pairwise(names):
-        if name == following:  # a copy, or a later version
-          raise ValueError(f"two of its members are named {name}")
-      return [archive.read(x) for x in names if not x.endswith("/")]
+      return _read_zip(path, zipfile.ZipFile(raw))
     if suffix not in DECOMPRESS:
       return [raw.read()]
     if not size:
@@ -203,24 +233,39 @@ def parts(path: pathlib.Path) -> list[bytes]:
     return [DECOMPRESS[suffix](raw.read())]
 
 
+def _read_zip(path, archive):
+  """The files in an archive, without hidden ones, in the order of names."""
+  names: list[str] = []
+  for name in sorted(archive.namelist()):
+    if any(map(is_hidden, name.split("/"))):
+      continue
+    if name in names[-1:]:  # a copy, or a later version
+      raise ValueError(f"two of its members are named {name}")
+    names.append(name)
+
+  check_names(path, names)
+  return [archive.read(name) for name in names if not name.endswith("/")]
+
+
 def _members(decompressor, data):
   """The contents of all members of a bz2 or xz file, joined."""
-  parts = []
+  contents = []
   while data:
     member = decompressor()
-    parts.append(member.decompress(data))
+    contents.append(member.decompress(data))
     if not member.eof:
       raise EOFError("its last member is cut off")
     data = member.unused_data
     if not data.strip(b"\0"):  # padding of .xz
       break
-  return b"".join(parts)
+  return b"".join(contents)
 
 
 def kind(data: bytes) -> str:
   """What the contents of a file have that text does not have, or ""."""
-  found = KINDS.match(data)
-  return f"{found.lastgroup} data" if found else "zero bytes" * (b"\0" in data)
+  if match := KINDS.match(data):
+    return f"{match.lastgroup} data"
+  return "zero bytes" if b"\0" in data else ""
 
 
 def crc32(*paths: pathlib.Path) -> int:

@@ -18,23 +18,27 @@ def repeat(config: ConfigDict) -> Images:
   A symbol of a copy is drawn anew with probability `noise`. Given the block,
   the symbols of the copies are independent, so that the optimum is exact.
   """
-  n, period, symbols = config.length, config.period, config.symbols
+  n = config.length
+  period = config.period
+  symbols = config.symbols
   if period >= n:
     raise ValueError(f"data.{period=} must be less than data.length={n}")
 
-  def generate(random: np.random.RandomState, number: int) -> np.ndarray:
+  def generate(random, number):
     drawn = random.randint(symbols, size=(number, n), dtype=np.uint8)
-    is_drawn = random.rand(number, n) < config.noise
-    is_drawn[:, :period] = True
-    return np.where(is_drawn, drawn, drawn[:, np.arange(n) % period])
+    is_copy = random.rand(number, n) >= config.noise
+    is_copy[:, :period] = False
+    copied = drawn[:, np.arange(n) % period]
+    return np.where(is_copy, copied, drawn)
 
-  other = config.noise / symbols  # probability of each of the other symbols
+  # A copy is one of the other symbols with this probability each.
+  other = config.noise / symbols
   same = 1 - (symbols - 1) * other
   entropy = -same * math.log2(same)
   if other:
     entropy -= (symbols - 1) * other * math.log2(other)
   bits = period * math.log2(symbols) + (n - period) * entropy
-  return _make(config, symbols, bits, generate)
+  return _source(config, symbols, bits, generate)
 
 
 @register("recall", reads_path=False)
@@ -44,40 +48,54 @@ def recall(config: ConfigDict) -> Images:
   Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927), with all
   keys in random orders.
   """
-  n, pairs = config.length, config.pairs
-  if 4 * pairs > n:
+  n = config.length
+  pairs = config.pairs
+  size = 2 * pairs  # of the pairs, and of the questions with answers
+  if 2 * size > n:
     raise ValueError(f"data.{pairs=} must be at most {n // 4}, data.length / 4")
 
-  def generate(random: np.random.RandomState, number: int) -> np.ndarray:
+  def generate(random, number):
     sequences = np.zeros((number, n), np.uint8)
     values = random.randint(pairs, size=(number, pairs))  # by key
-    for part in sequences[:, : 2 * pairs], sequences[:, n - 2 * pairs :]:
-      keys = random.rand(number, pairs).argsort(axis=1)
+    told = sequences[:, :size]
+    asked = sequences[:, n - size :]
+    for part in told, asked:
+      order = random.rand(number, pairs)
+      keys = order.argsort(axis=1)
+      answers = np.take_along_axis(values, keys, axis=1)
       part[:, ::2] = 1 + keys
-      part[:, 1::2] = 1 + pairs + np.take_along_axis(values, keys, axis=1)
+      part[:, 1::2] = 1 + pairs + answers
     return sequences
 
-  orders = 2 * math.lgamma(pairs + 1) / math.log(2)
-  bits = orders + pairs * math.log2(pairs)
-  return _make(config, 1 + 2 * pairs, bits, generate)
+  bits_of_order = math.lgamma(pairs + 1) / math.log(2)
+  bits = 2 * bits_of_order + pairs * math.log2(pairs)
+  return _source(config, 1 + 2 * pairs, bits, generate)
 
 
-def _make(config, vocab_size, bits, generate):
+def _source(config, vocab_size, bits, generate):
   """A source of gray images; the best predictor loses `bits` on each."""
-  n, columns = config.length, config.columns
+  n = config.length
+  columns = config.columns
   if n % columns:
     raise ValueError(
       f"data.length={n} must be a multiple of data.{columns=} for"
       f" data.name={config.name}"
     )
+
   shape = n // columns, columns, 1
 
   @functools.cache
   def load():
     splits = {}
     for seed, (split, size) in enumerate(SIZES.items()):
-      drawn = generate(np.random.RandomState(seed), max(1, size // n))
-      splits[split] = drawn.reshape(-1, *shape)
+      sequences = generate(np.random.RandomState(seed), max(1, size // n))
+      splits[split] = sequences.reshape(-1, *shape)
     return splits
 
-  return Images(shape, vocab_size, load, unit="bits/symbol", optimum=bits / n)
+  return Images(
+    shape=shape,
+    vocab_size=vocab_size,
+    load=load,
+    unit="bits/symbol",
+    optimum=bits / n,
+  )

@@ -3,40 +3,42 @@
 import contextlib
 import functools
 import itertools
-import pathlib
 import warnings
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from sparse_transformer import atomic
 from sparse_transformer.data import files, splits
-from sparse_transformer.data.batches import Lazy
+from sparse_transformer.data.batches import Lazy, chosen
 from sparse_transformer.data.sources import ConfigDict, Images, register
 
 # Training images for validation, as in the released code of Jun et al. 2020.
 IMAGENET64_HELD_OUT = 50_000
-CHANNELS = {"L": 1, "RGB": 3}  # by the mode of a picture
+# The channels of a picture, by its mode.
+CHANNELS = {"L": 1, "RGB": 3}
 PICTURES = ".png", ".jpg", ".jpeg"
 
 
 @register("digits", reads_path=False)
 def digits(config: ConfigDict) -> Images:
-  """Gray 8x8 digits with 17 levels, bundled with scikit-learn."""
+  """Gray 8x8 digits with 17 levels, bundled with scikit-learn.
+
+  Of 1,797 digits, 200 each are for validation and for the test.
+  """
 
   @functools.cache
   def load():
     import sklearn.datasets
 
     images = sklearn.datasets.load_digits().images.astype(np.uint8)
-    parts = np.split(images[_order(len(images))], [-400, -200])
+    order = _order(len(images))
+    parts = np.split(images[order], [-400, -200])
     return dict(zip(splits.SPLITS, parts, strict=True))
 
-  return Images((8, 8, 1), 17, load)
+  return Images(shape=(8, 8, 1), vocab_size=17, load=load)
 
 
-def _order(number: int) -> np.ndarray:
+def _order(number):
   """A fixed order of images, for those whose own order means nothing.
 
   NumPy guarantees the same one in all versions for RandomState, not for
@@ -49,10 +51,11 @@ def _order(number: int) -> np.ndarray:
 def imagenet64(config: ConfigDict) -> Images:
   """ImageNet 64x64: train_64x64.npy and valid_64x64.npy in a folder.
 
-  The published validation set is the test split.
+  Both are uint8 [images, 64, 64, 3]. The published validation set is the test
+  split; the last 50,000 training images are for validation.
   """
   folder = files.from_config(config.path)
-  paths = [folder / f"{split}_64x64.npy" for split in ("train", "valid")]
+  paths = [folder / "train_64x64.npy", folder / "valid_64x64.npy"]
 
   @functools.cache
   def load():
@@ -63,10 +66,13 @@ def imagenet64(config: ConfigDict) -> Images:
         f"{paths[0]} and {paths[1]} hold {train.shape} and {test.shape}, not"
         " images of 64 x 64 x 3; for others, set data.name to images"
       )
-    train, validation = np.split(train, [-IMAGENET64_HELD_OUT])
-    return dict(train=train, validation=validation, test=test)
+    return {
+      "train": train[:-IMAGENET64_HELD_OUT],
+      "validation": train[-IMAGENET64_HELD_OUT:],
+      "test": test,
+    }
 
-  return Images((64, 64, 3), 256, load, lambda: paths)
+  return Images((64, 64, 3), vocab_size=256, load=load, files=lambda: paths)
 
 
 @register("images")
@@ -83,39 +89,11 @@ def any_images(config: ConfigDict) -> Images:
       " np.save writes an array of another kind of file"
     )
   if path.is_file() or _has_arrays(path):
-    found = splits.listed(path, ".npy", by=config.splits)
-    return _of_arrays(found, config.fractions)
-  found = splits.listed(path, *PICTURES, by_file=False, by=config.splits)
-  every = [*dict.fromkeys(itertools.chain(*found.values()))]
-  shape = _geometry(first := every[0])
-  parts = _divide(found, config.fractions)
+    groups = splits.listed(path, ".npy", by=config.splits)
+    return _of_arrays(groups, config.fractions)
 
-  @functools.cache
-  def load():
-    for file in every:
-      size = _geometry(file)
-      # Gray pictures may be among others.
-      if size[:2] != shape[:2] or size[2] > shape[2]:
-        raise ValueError(
-          f"{file} has (rows, columns, channels) = {size}, but {first} has"
-          f" {shape}; all images must have one size: convert or remove it"
-        )
-
-    # Here, each picture has been opened once, and Pillow's doubts told.
-    warnings.filterwarnings("ignore", module="PIL")
-
-    def pixels(path):
-      import PIL.ImageOps
-
-      with _opened(path) as (image, orientation):
-        if orientation != 1:
-          image = PIL.ImageOps.exif_transpose(image)
-        return np.asarray(image.convert("L" if shape[2] == 1 else "RGB"))
-
-    make = lambda paths: Lazy(len(paths), lambda i: pixels(paths[i]))
-    return {split: make(paths) for split, paths in parts.items()}
-
-  return Images(shape, 256, load, lambda: every)
+  groups = splits.listed(path, *PICTURES, by_file=False, by=config.splits)
+  return _of_pictures(groups, config.fractions)
 
 
 def _has_arrays(folder):
@@ -126,48 +104,88 @@ def _has_arrays(folder):
   return has(".npy") and not has(*PICTURES)
 
 
-def _of_arrays(found, fractions):
-  """The images of .npy files, whose splits are found by their names."""
-  arrays = {x: _open_array(x) for x in itertools.chain(*found.values())}
-  shape, *others = {x.shape[1:] for x in arrays.values()}
+def _distinct(groups):
+  """The files of all splits, of which some may be those of two."""
+  return [*dict.fromkeys(itertools.chain.from_iterable(groups.values()))]
+
+
+def _of_arrays(groups, fractions):
+  """The images of .npy files, by the splits that their names tell."""
+  arrays = {path: _open_array(path) for path in _distinct(groups)}
+  shape, *others = {array.shape[1:] for array in arrays.values()}
   if others:
     names = ", ".join(map(str, arrays))
     raise ValueError(f"{names} have images of different sizes; give them one")
-  join = lambda x: np.concatenate(x) if len(x) > 1 else x[0]
-  joined = {k: join([arrays[x] for x in paths]) for k, paths in found.items()}
-  source = Images(shape, 256, lambda: parts, lambda: [*arrays])
-  parts = _divide(joined, fractions, source.frames)
+
+  images = {}
+  for split, paths in groups.items():
+    of_split = [arrays[path] for path in paths]
+    # One array stays mapped.
+    images[split] = of_split[0] if len(paths) == 1 else np.concatenate(of_split)
+
+  source = Images(
+    shape=shape,
+    vocab_size=256,
+    load=lambda: parts,
+    files=lambda: [*arrays],
+  )
+  parts = _divide(images, fractions, source.frames)
   return source
 
 
-def _divide(found, fractions, frames=1):
+def _of_pictures(groups, fractions):
+  """The images of PNG and JPEG files, by the splits that folders tell."""
+  paths = _distinct(groups)
+  shape = _geometry(paths[0])
+  parts = _divide(groups, fractions)
+  mode = "L" if shape[2] == 1 else "RGB"
+
+  @functools.cache
+  def load():
+    for path in paths:
+      _check_geometry(path, paths[0], shape)
+    # Here, each picture has been opened once, and Pillow's doubts told.
+    warnings.filterwarnings("ignore", module="PIL")
+    return {split: of_files(x) for split, x in parts.items()}
+
+  def of_files(files):
+    return Lazy(len(files), lambda i: _pixels(files[i], mode))
+
+  return Images(shape, vocab_size=256, load=load, files=lambda: paths)
+
+
+def _divide(groups, fractions, frames=1):
   """Cuts the splits that names do not tell out of images in a fixed order.
 
   Their own may be that of classes. Clips stay in theirs, which is of time.
   """
-  if "validation" in found:
-    return found
-  whole = next(iter(found))
-  images = found[whole]
+  if "validation" in groups:
+    return groups
+
+  whole = next(iter(groups))
+  images = groups[whole]
   order = _order(len(images))
   if frames > 1:
     order.sort()
-    files.tell(
+    files.warn(
       f"clips of {frames} frames are split in their order, as of time; for"
       " other splits, name files train.npy, val.npy and test.npy"
     )
-  cut = splits.divide({**found, whole: order}, fractions, "images")
-  make = lambda x: Lazy(len(x), lambda i: images[x[i]])
-  return {k: found[k] if x is found.get(k) else make(x) for k, x in cut.items()}
+
+  parts = splits.divide({**groups, whole: order}, fractions, "images")
+  for split, numbers in parts.items():
+    if split == whole or split not in groups:
+      parts[split] = chosen(images, numbers)
+  return parts
 
 
 @contextlib.contextmanager
-def _opened(path: pathlib.Path) -> Iterator[tuple[Any, int]]:
+def _opened(path):
   """A picture as stored, and the EXIF orientation that its header tells."""
   import PIL.ExifTags
   import PIL.Image
 
-  atomic.size(path)
+  atomic.size(path)  # a pipe would never end
   with files.blame(path), PIL.Image.open(path) as image:
     # In other files, the tag may be behind the pixels, which would be decoded.
     is_photo = image.format in ("JPEG", "MPO") or "exif" in image.info
@@ -175,20 +193,26 @@ def _opened(path: pathlib.Path) -> Iterator[tuple[Any, int]]:
     yield image, tags.get(PIL.ExifTags.Base.Orientation, 1)
 
 
-def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
-  """The shape of a picture, turned as its camera was held, by its header."""
+def _pixels(path, mode):
+  """The pixels of a picture, turned as its camera was held."""
+  import PIL.ImageOps
+
+  with _opened(path) as (image, orientation):
+    if orientation != 1:
+      image = PIL.ImageOps.exif_transpose(image)
+    return np.asarray(image.convert(mode))
+
+
+def _geometry(path):
+  """(rows, columns, channels) of a picture, turned as its camera was held."""
   with warnings.catch_warnings(record=True) as doubts:
     warnings.simplefilter("always")
     with _opened(path) as (image, orientation):
-      mode, (columns, rows) = image.mode, image.size
-      # Pillow drops a transparent color, the lower half of 16 bits, and frames.
-      mode += "A" * ("transparency" in image.info)
-      stored = [x[3] for x in getattr(image, "tile", ())]
-      mode += ";16" * (mode == "RGB" and ";16" in str(stored))
-      number = getattr(image, "n_frames", 1)  # a phone's MPO has a small copy
-      mode += f", {number} times" * (number > 1 and image.format != "MPO")
+      mode = _mode(image)
+      columns, rows = image.size
   for doubt in doubts:
-    files.tell(f"{path}: {doubt.message}")
+    files.warn(f"{path}: {doubt.message}")
+
   if mode not in CHANNELS:
     raise ValueError(
       f"{path} has the color mode {mode}; convert it to RGB or gray of 8 bits"
@@ -198,7 +222,32 @@ def _geometry(path: pathlib.Path) -> tuple[int, int, int]:
   return rows, columns, CHANNELS[mode]
 
 
-def _open_array(path: pathlib.Path) -> np.ndarray:
+def _mode(image):
+  """The mode of a picture, and what Pillow would drop when it converts it."""
+  mode = image.mode
+  if "transparency" in image.info:
+    mode += "A"
+  tiles = [tile[3] for tile in getattr(image, "tile", ())]
+  if mode == "RGB" and ";16" in str(tiles):
+    mode += ";16"
+  number = getattr(image, "n_frames", 1)
+  if number > 1 and image.format != "MPO":  # a phone's, which has a small copy
+    mode += f", {number} times"
+  return mode
+
+
+def _check_geometry(path, first, shape):
+  """Raises ValueError if a picture does not have the shape of the first one."""
+  size = _geometry(path)
+  # Gray pictures may be among others.
+  if size[:2] != shape[:2] or size[2] > shape[2]:
+    raise ValueError(
+      f"{path} has (rows, columns, channels) = {size}, but {first} has"
+      f" {shape}; all images must have one size: convert or remove it"
+    )
+
+
+def _open_array(path):
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
   shape = array.shape
@@ -206,8 +255,8 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
   is_gray = array.ndim == 3 and not {1, 3, 4} & {*shape[1:]}
   if is_gray:
     array = array[..., np.newaxis]
-  is_sound = array.ndim == 4 and array.shape[3] in (1, 3) and array.size
-  if array.dtype != np.uint8 or not is_sound:
+  are_images = array.ndim == 4 and array.shape[3] in (1, 3) and array.size
+  if array.dtype != np.uint8 or not are_images:
     raise ValueError(
       f"{path} holds {array.dtype} {shape}; images must be uint8 (number, rows,"
       " columns), without 1, 3 or 4 of these, or (number, rows, columns, 1 or 3"
@@ -216,9 +265,11 @@ def _open_array(path: pathlib.Path) -> np.ndarray:
       " planes, as CIFAR-10 and ImageNet 64x64 are published,"
       " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"
     )
+
   if is_gray:
-    files.tell(
-      f"{path}: read as {shape[0]:,} gray images of {shape[1]:,} x"
-      f" {shape[2]:,}; if its last axis counts them, save np.moveaxis(x, -1, 0)"
+    number, rows, columns = shape
+    files.warn(
+      f"{path}: read as {number:,} gray images of {rows:,} x {columns:,}; if"
+      " its last axis counts them, save np.moveaxis(x, -1, 0)"
     )
   return array

@@ -18,7 +18,6 @@ from sparse_transformer.data.sources import (
   Digest,
   Sequences,
   register,
-  sizes_of,
 )
 from sparse_transformer.data.splits import SPLITS
 
@@ -29,9 +28,13 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
   "[SM": lambda values: sum(values) % 10,
 }
 # What the symbols 0, 1, ... stand for; 0 is padding.
-SYMBOLS = " ", *"0123456789", *OPERATORS, "]"
-DEPTH, MOST = 10, 10  # of the tree, with its digits; arguments of an operation
-NESTED = 0.25  # the probability that an argument is an operation
+SYMBOLS = (" ", *"0123456789", *OPERATORS, "]")
+# The depth of the tree, with its digits.
+DEPTH = 10
+# The arguments of an operation, at most.
+MOST = 10
+# The probability that an argument is an operation.
+NESTED = 0.25
 # Expressions are drawn until the length fits. The first must be found within
 # `DRAWS`, so that later ones are found within a hundred times as many.
 DRAWS = 20_000
@@ -47,17 +50,22 @@ def listops(config: ConfigDict) -> Sequences:
     split: Lazy(size, functools.partial(find, split))
     for split, size in zip(SPLITS, config.sizes, strict=True)
   }
-  shape, digits = (-(-n // config.columns), config.columns), SYMBOLS[1:11]
-  about = "padding, 0 to 9, MIN, MAX, MED, SM, end"
-  sizes = n, shape, len(SYMBOLS)
-  return _Source(*sizes, digits, lambda: splits, symbols=about)
+  return _Expressions(
+    length=n,
+    shape=(-(-n // config.columns), config.columns),
+    vocab_size=len(SYMBOLS),
+    classes=SYMBOLS[1:11],
+    load=lambda: splits,
+    symbols="padding, 0 to 9, MIN, MAX, MED, SM, end",
+  )
 
 
-class _Source(Sequences):
+class _Expressions(Sequences):
   def digest(self) -> Digest:
     """The digest of the first examples: reading all would take minutes."""
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
-    sizes, crc = sizes_of(self), zlib.crc32(first)
+    sizes = self.sizes()
+    crc = zlib.crc32(first)
     return dict(examples=sizes[0], splits=sizes, crc32=f"{crc:08x}")
 
 
@@ -66,8 +74,11 @@ def example(
 ) -> tuple[np.ndarray, int]:
   """An expression and its value, a function of the arguments alone.
 
-  Returns indices into `SYMBOLS`, uint8 [from `least` to `most`], and the value.
-  Raises ValueError if none of `draws` random expressions has such a length.
+  Returns:
+    Indices into `SYMBOLS`, uint8 [from `least` to `most`]; the value.
+
+  Raises:
+    ValueError: none of `draws` random expressions has such a length.
   """
   # Its `random` has the same results in all versions, unlike `randrange`.
   draw = random.Random(f"0 {split} {index}").random
@@ -76,6 +87,7 @@ def example(
     value = _append(symbols, most, draw, depth=1)
     if least <= len(symbols) <= most:
       return np.array(symbols, np.uint8), value
+
   raise ValueError(
     f"none of {draws:,} random expressions has {least} to {most} symbols; set"
     " data.length to another number"
@@ -90,6 +102,7 @@ def _append(symbols, most, draw, depth):
     value = int(10 * draw())
     symbols.append(1 + value)
     return value
+
   name = [*OPERATORS][int(len(OPERATORS) * draw())]
   symbols.append(SYMBOLS.index(name))
   count = 2 + int((MOST - 1) * draw())

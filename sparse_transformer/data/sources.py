@@ -1,7 +1,6 @@
 """Kinds of sources, which load data when a split is first used; their names."""
 
 import dataclasses
-import itertools
 import math
 import os
 import pathlib
@@ -11,63 +10,150 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from sparse_transformer.data import codecs, files as files_lib
+from sparse_transformer.data import files as files_lib, text
 from sparse_transformer.data.batches import Lazy
-from sparse_transformer.data.image_orders import Orders
+from sparse_transformer.data.codecs import Codec
 from sparse_transformer.data.splits import SPLITS
 
-ConfigDict = Any  # of ml_collections, which only commands need
-Splits = Mapping[str, Any]  # the data of each split
-Files = Callable[[], Sequence[pathlib.Path]] | None  # those of all splits
-Digest = dict[str, int | str | list[int]]  # "splits" has the size of each
-Window = tuple[np.ndarray, np.ndarray]  # tokens, and which of them are scored
+# The class is in ml_collections, which only commands need.
+ConfigDict = Any
+# The data of each split.
+Splits = Mapping[str, Any]
+Files = Callable[[], Sequence[pathlib.Path]] | None
+# Numbers and a checksum; "splits" has the size of each split.
+Digest = dict[str, int | str | list[int]]
+# Tokens, and which of them are scored.
+Window = tuple[np.ndarray, np.ndarray]
 
 
-class _Apart:
+@dataclasses.dataclass(frozen=True)
+class Scans:
+  """The scans of a source's examples: here a single one, of no label.
+
+  A scan is an order in which the network reads the symbols of an example. It
+  has one label for each name in `data.orders`; `SCANS` has others.
+
+  Attributes:
+    tables: by name, the places of positions in the example, int32 [labels, n];
+      label 0 is the example as it is.
+  """
+
+  tables: ClassVar[Mapping[str, np.ndarray]] = {}
+
+  def __len__(self) -> int:
+    """The number of labels of a scan."""
+    return len(self.tables)
+
+  def draw(self, *seed: int) -> tuple[int, ...]:
+    """Labels, a function of the seed, each with the same probability."""
+    return ()
+
+  def labels(self, words: Sequence[str]) -> tuple[int, ...]:
+    """The labels of words NAME=LABEL, 0 where none is given; or ValueError."""
+    if words:
+      raise ValueError(
+        f"--order={words[0]} must be of data.orders: there are none"
+      )
+    return ()
+
+  def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """A row for the network: an example's symbols in a scan; its labels."""
+    return example_L
+
+  def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """The examples whose symbols are given in a scan."""
+    return rows_BL
+
+
+class _Data:
+  """What all sources have in common."""
+
+  load: Callable[[], Splits]
+  classes: tuple[str, ...]  # names of labels, if examples have them
+  separator: int | None = None  # the symbol after each document, if any
+  scans = Scans()
+
+  def sizes(self) -> list[int]:
+    """The size of each split, in examples or, of a stream, symbols."""
+    data = self.load()
+    return [len(data[split]) for split in SPLITS]
+
+  def _split(self, split: str) -> Any:
+    """The data of a split; ValueError if it is empty or unknown."""
+    if split not in SPLITS:
+      raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
+    data = self.load()[split]
+    if not len(data):
+      raise ValueError(f"the {split} split is empty; add data to it")
+    return data
+
+
+class _Apart(_Data):
   """What sources have in common if examples are scored one by one."""
 
-  separator: ClassVar[None] = None  # an example is one document
+  noun: str  # in digests of checkpoints
+  files: Files = None  # those of all splits; ValueError if one is damaged
 
-  def digest(self: Any) -> Digest:
+  def examples(self, split: str) -> Lazy[np.ndarray]:
+    """The examples of a split as rows."""
+    raise NotImplementedError
+
+  def digest(self) -> Digest:
     """Numbers of examples; CRC-32 of classes, and files or examples."""
     crc = zlib.crc32(os.fsencode("\n".join(self.classes)))
     if self.files:
       crc ^= files_lib.crc32(*self.files())
     else:
-      for row in itertools.chain(*map(self.examples, SPLITS)):
-        crc = zlib.crc32(row.data, crc)
-    sizes = sizes_of(self)
+      for split in SPLITS:
+        for row in self.examples(split):
+          crc = zlib.crc32(row.data, crc)
+
+    sizes = self.sizes()
     return {self.noun: sizes[0], "splits": sizes, "crc32": f"{crc:08x}"}
 
-  def windows(self: Any, split: str, min_context: int = 0) -> Lazy[Window]:
+  def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """The examples of a split as (row, scored): one label, or all symbols."""
     if min_context:
       what = "labels" if self.classes else self.noun
       raise ValueError(
         f"{min_context=} must be 0 for {what}: each is scored separately"
       )
+
     rows = self.examples(split)
-    scored = lambda row: np.ones(1, bool) if self.classes else row >= 0
-    return Lazy(len(rows), lambda i: (row := rows[i], scored(row)))
+
+    is_scored = lambda row: np.ones(1, bool) if self.classes else row >= 0
+    return Lazy(len(rows), lambda i: (row := rows[i], is_scored(row)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Images(_Apart):
-  """Images as sequences: row by row, the channels of a pixel innermost."""
+  """Images as sequences: row by row, the channels of a pixel innermost.
 
-  shape: tuple[int, int, int]  # (rows, columns, channels)
-  vocab_size: int  # levels of a channel
-  load: Callable[[], Splits]  # images, uint8 of this shape, from a cache
-  files: Files = None  # raises ValueError if one is damaged
-  unit: str = "bits/dim"  # of losses
-  symbols: str = "levels"  # what they stand for, in order
-  optimum: float | None = None  # expected loss of the best predictor, if known
-  orders: Orders = Orders()  # in which images are generated
-  classes: ClassVar[tuple[str, ...]] = ()
-  noun: ClassVar[str] = "images"  # in digests of checkpoints
+  Attributes:
+    shape: (rows, columns, channels).
+    vocab_size: the number of levels of a channel.
+    load: returns images of this shape, uint8, of each split, from a cache.
+    files: returns the files of all splits; ValueError if one is damaged.
+    unit: of losses.
+    symbols: what symbols stand for, in order.
+    optimum: the expected loss of the best predictor, if known.
+    scans: those in which images are generated.
+  """
+
+  shape: tuple[int, int, int]
+  vocab_size: int
+  load: Callable[[], Splits]
+  files: Files = None
+  unit: str = "bits/dim"
+  symbols: str = "levels"
+  optimum: float | None = None
+  scans: Scans = Scans()
+  noun = "images"
+  classes = ()
 
   @property
   def length(self) -> int:
+    """Symbols of an image."""
     return math.prod(self.shape)
 
   @property
@@ -79,27 +165,39 @@ class Images(_Apart):
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""
-    images = _of_split(self.load, split)
+    images = self._split(split)
     return Lazy(len(images), lambda i: images[i].reshape(self.length))
 
 
 @dataclasses.dataclass(frozen=True)
 class Sequences(_Apart):
-  """Sequences of up to `length` symbols, each with a label."""
+  """Sequences of up to `length` symbols, each with a label.
+
+  Attributes:
+    length: the most symbols of an example.
+    shape: the sizes of the axes of positions, see `Stream.shape`.
+    vocab_size: the number of symbols.
+    classes: the names of the labels 0, 1, ...; () if labels are ignored.
+    load: returns (symbols [n], label) of each example of each split, from a
+      cache.
+    files: returns the files of all splits; ValueError if one is damaged.
+    symbols: what symbols stand for, in order.
+    unit_of_symbols: that of losses without labels.
+  """
 
   length: int
-  shape: tuple[int, ...]  # sizes of the axes of positions, see `Stream.shape`
+  shape: tuple[int, ...]
   vocab_size: int
-  classes: tuple[str, ...]  # names of the labels 0, 1, ...; () without them
-  load: Callable[[], Splits]  # (symbols [n], label) of each example, cached
+  classes: tuple[str, ...]
+  load: Callable[[], Splits]
   files: Files = None
   symbols: str = "symbols"
-  unit_of_symbols: str = "bits/symbol"  # of losses without labels
-  noun: ClassVar[str] = "examples"
-  orders: ClassVar[Orders] = Orders()
+  unit_of_symbols: str = "bits/symbol"
+  noun = "examples"
 
   @property
   def unit(self) -> str:
+    """The unit of losses."""
     return "bits/label" if self.classes else self.unit_of_symbols
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
@@ -108,12 +206,14 @@ class Sequences(_Apart):
     With classes, a row is [length + 2]: the symbols, zeros up to the length,
     the label, the number of symbols. Without, it is [length]: the symbols, then
     -1.
-    """
-    examples = _of_split(self.load, split)
-    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
-    dtype = np.min_scalar_type(largest if self.classes else -self.vocab_size)
 
-    def example(i: int) -> np.ndarray:
+    Raises:
+      ValueError: an example that is read has no symbols, too many of them, or
+        an unknown label.
+    """
+    examples = self._split(split)
+
+    def row(i):
       symbols, label = examples[i]
       number = len(self.classes) or label + 1
       if not (0 <= label < number and 1 <= len(symbols) <= self.length):
@@ -121,28 +221,42 @@ class Sequences(_Apart):
           f"example {i} of {split} has {len(symbols)} symbols and {label=}; it"
           f" must have 1 to {self.length:,} symbols and a label below {number}"
         )
-      if not self.classes:
-        rest = self.length - len(symbols)
-        return np.pad(symbols.astype(dtype), (0, rest), constant_values=-1)
-      row = np.zeros(self.length + 2, dtype)
-      row[: len(symbols)], row[-2:] = symbols, (label, len(symbols))
+      return self._row(symbols, label)
+
+    return Lazy(len(examples), row)
+
+  def _row(self, symbols, label):
+    if not self.classes:
+      row = np.full(self.length, -1, np.min_scalar_type(-self.vocab_size))
+      row[: len(symbols)] = symbols
       return row
 
-    return Lazy(len(examples), example)
+    largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
+    row = np.zeros(self.length + 2, np.min_scalar_type(largest))
+    row[: len(symbols)] = symbols
+    row[-2:] = label, len(symbols)
+    return row
 
 
 @dataclasses.dataclass(frozen=True)
-class Stream:
-  """One long stream of symbols, cut into sequences."""
+class Stream(_Data):
+  """One long stream of symbols, cut into sequences.
 
-  length: int  # symbols in a sequence
-  columns: int  # each position has a row and a column of such a table to embed
-  # Rows of uint8, uint16 or uint32, or `Joined`, from a cache.
+  Attributes:
+    length: the number of symbols in a sequence.
+    columns: those of a table in which each position has a row and a column, by
+      which it is embedded.
+    load: returns the symbols of each split, uint8, uint16 or uint32 [n], or
+      `streams.Joined`, from a cache.
+    codec: what made them of files, and makes files of samples.
+  """
+
+  length: int
+  columns: int
   load: Callable[[], Splits]
-  codec: codecs.Codec = codecs.Text()
-  orders: ClassVar[Orders] = Orders()
-  classes: ClassVar[tuple[str, ...]] = ()
+  codec: Codec = text.Text()
 
+  classes = ()
   vocab_size = property(lambda self: self.codec.vocab_size)
   unit = property(lambda self: self.codec.unit)
   symbols = property(lambda self: self.codec.symbols)
@@ -150,52 +264,64 @@ class Stream:
 
   @property
   def shape(self) -> tuple[int, int]:
+    """Rows and columns of the table that positions are embedded by."""
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """Sequences that start at each symbol of a split, [length]."""
-    data = _of_split(self.load, split)
+    data = self._split(split)
     if len(data) < self.length:
       raise ValueError(
         f"{split} has {len(data)} symbols, fewer than"
         f" data.length={self.length}; use more data, other data.fractions or"
         " a smaller data.length"
       )
+
     size = len(data) - self.length + 1
     return Lazy(size, lambda i: np.asarray(data[i : i + self.length]))
 
   def num_bytes(self, split: str, size: int) -> int | None:
     """The bytes in the first `size` symbols of a split; None if unknown."""
     total = 0
-    for block in _blocks(_of_split(self.load, split)[:size]):
-      if (number := self.codec.num_bytes(block)) is None:
+    for block in _blocks(self._split(split)[:size]):
+      number = self.codec.num_bytes(block)
+      if number is None:
         return None
       total += number
     return total
 
   def digest(self) -> Digest:
     """Numbers of symbols, and their CRC-32."""
-    crc, sizes = 0, sizes_of(self)
-    for block in itertools.chain(*(_blocks(self.load()[x]) for x in SPLITS)):
-      crc = zlib.crc32(block.data, crc)
+    crc = 0
+    for split in SPLITS:
+      for block in _blocks(self.load()[split]):
+        crc = zlib.crc32(block.data, crc)
+
+    sizes = self.sizes()
     return dict(symbols=sum(sizes), splits=sizes, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
     """Overlapping sequences that together score each symbol exactly once.
 
-    At least `min_context` positions, in [0, length), are before a scored one,
-    but the first window is scored entirely. Windows are (tokens, scored): as
-    loaded, the last one padded with zeros that are not scored; bool [length].
+    Args:
+      split: one of `SPLITS`.
+      min_context: the least number of positions before a scored one, in
+        [0, length). The first window is scored entirely nonetheless.
+
+    Returns:
+      Pairs (tokens, scored): symbols [length], the last ones padded with zeros
+      that are not scored; bool [length].
     """
     if not 0 <= min_context < self.length:
       raise ValueError(
         f"{min_context=} must be at least 0 and less than"
         f" data.length={self.length}"
       )
-    data = _of_split(self.load, split)
+
+    data = self._split(split)
     step = self.length - min_context
 
-    def window(i: int) -> Window:
+    def window(i):
       tokens = np.asarray(data[i * step : i * step + self.length])
       position = np.arange(self.length)
       is_new = position >= (min_context if i else 0)
@@ -208,32 +334,21 @@ class Stream:
 Source = Images | Stream | Sequences
 
 
-def sizes_of(source: Source) -> list[int]:
-  """The size of each split, in examples or, of a stream, symbols."""
-  found = source.load()
-  return [len(found[split]) for split in SPLITS]
-
-
 def _blocks(data: Any) -> Iterator[np.ndarray]:
   """The symbols of a split, some at a time: they may not fit into memory."""
   for start in range(0, len(data), files_lib.BLOCK):
     yield np.ascontiguousarray(data[start : start + files_lib.BLOCK])
 
 
-def _of_split(load: Callable[[], Splits], split: str) -> Any:
-  """The data of a split; ValueError if it is empty or unknown."""
-  if split not in SPLITS:
-    raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
-  found = load()[split]
-  if not len(found):
-    raise ValueError(f"the {split} split is empty; add data to it")
-  return found
-
+# What other modules add.
 
 Factory = TypeVar("Factory", bound=Callable[..., Source])
 
 SOURCES: dict[str, Callable[..., Source]] = {}
-WITHOUT_PATH: set[str] = set()  # these read no `data.path`
+# The names of those that read no `data.path`.
+WITHOUT_PATH: set[str] = set()
+# Makes scans of `names` and `shape`: `scans.py` adds itself.
+SCANS: list[Callable[..., Scans]] = []
 
 
 def register(
@@ -256,6 +371,17 @@ def register(
   return add
 
 
+def make_scans(names: Sequence[str], shape: Sequence[int]) -> Scans:
+  """The scans of images of a shape that `data.orders` names.
+
+  Raises ValueError if a name is unknown, or such images do not have it.
+  """
+  if not names:
+    return Scans()
+  (make,) = SCANS
+  return make(names=tuple(names), shape=tuple(shape))
+
+
 def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
 
@@ -273,19 +399,20 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
       f"data.path={config.path} is not read with data.name={name}; leave it"
       " empty, or set data.name to bytes"
     )
-  found = SOURCES[name](config)
-  if config.documents and found.separator is None:
+
+  made = SOURCES[name](config)
+  if config.documents and made.separator is None:
     raise ValueError(
       f"data.documents=True, but data.name={name} has no documents; set it to"
       " bytes, jsonl or fasta, or leave documents False"
     )
-  if isinstance(found, Images):
-    orders = Orders(config.orders, found.shape)
-    return dataclasses.replace(found, orders=orders)
+  if isinstance(made, Images):
+    scans = make_scans(config.orders, made.shape)
+    return dataclasses.replace(made, scans=scans)
   if config.orders:
     raise ValueError(
       f"data.orders={config.orders} needs images, not data.name={name}"
     )
-  if not labels and isinstance(found, Sequences):
-    return dataclasses.replace(found, classes=())
-  return found
+  if not labels and isinstance(made, Sequences):
+    return dataclasses.replace(made, classes=())
+  return made

@@ -1,6 +1,5 @@
 """The splits of data: told by names in a folder, or cut by fractions."""
 
-import itertools
 import pathlib
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -22,16 +21,25 @@ Paths = tuple[pathlib.Path, ...]
 def listed(
   path: pathlib.Path, *suffixes: str, by_file: bool = True, by: str = "auto"
 ) -> dict[str, Paths]:
-  """{split: its files} by the names in a folder; {"": all} if they tell none.
+  """Lists the files of each split, by the names in a folder.
 
-  A split is the folders or, with `by_file`, the files that have its name. `by`
-  is `data.splits`. With "auto", names tell splits only if training stands
-  beside validation or test, both folders or both files of one suffix, and these
-  have at least half of the bytes: data are large, and what happens to be named
-  so, such as a program train.py or a list, is small. Lines tell what is not
-  clear, and how many files are not read.
+  With "auto", names tell splits only if training stands beside validation or
+  test, both folders or both files of one suffix, and these have at least half
+  of the bytes: data are large, and what happens to be named so, such as a
+  program train.py or a list, is small. Warnings tell what is not clear, and how
+  many files are not read.
 
-  Raises ValueError if `by` is "names", but they tell no splits.
+  Args:
+    path: a folder; or a file, which is all there is.
+    *suffixes: those of the files to read, see `files.has_suffix`.
+    by_file: whether names of files tell splits, not only those of folders.
+    by: `data.splits`: "auto", "names" or "fractions".
+
+  Returns:
+    {split: its files}; {"": all files} if names tell no splits.
+
+  Raises:
+    ValueError: `by` is "names", but they tell no splits.
   """
   if not path.is_dir():
     if by == "names":
@@ -39,61 +47,73 @@ def listed(
         f"data.splits=names needs a folder, but {path} is a file"
       )
     return {"": (path,)}
+
   every = files.find(path, *suffixes)
-  named = _named(path, every, by_file, by)
-  kinds = lambda *of: {kind for split, kind in named.values() if split in of}
-  sure = kinds("train") & kinds("validation", "test")
-  taken = [x for x in named if named[x][1] in sure]
-  if by == "auto" and taken and 2 * _size(taken) < _size(every):
-    taken = []
-  found = {
-    split: tuple(x for x in taken if named[x][0] == split) for split in SPLITS
-  }
-  if taken:
-    _tell_splits(path, found)
+  named = {} if by == "fractions" else _named(path, every, by_file, by)
+  chosen = _chosen(named)
+  if by == "auto" and 2 * _size(chosen) < _size(every):
+    chosen = {}
+
+  groups: dict[str, Paths] = {split: () for split in SPLITS}
+  for file, split in chosen.items():
+    groups[split] += (file,)
+  if chosen:
+    _warn_of_splits(path, groups)
   elif by == "names":
     raise ValueError(
       f"data.splits=names needs files or folders in {path} that are named train"
       " and val or test; name them so, or set it to auto"
     )
   elif named:
-    files.tell(
-      f"warning: {path} is split by data.fractions, not by the names"
+    files.warn(
+      f"{path} is split by data.fractions, not by the names"
       f" {_names(path, named)}; if they are splits, set data.splits to names"
     )
   elif by == "auto":
     files.check_names(path, (str(x.relative_to(path)) for x in every))
-  others = {*files.below(path)} - {*(taken or every)}
-  are_data = not others.isdisjoint(every)
-  tell_unread(path, others, "; data.splits=fractions reads all" * are_data)
-  if not taken:
+
+  unread = {*files.below(path)}.difference(chosen or every)
+  are_data = not unread.isdisjoint(every)
+  hint = "; data.splits=fractions reads all" if are_data else ""
+  warn_unread(path, unread, hint)
+  if not chosen:
     return {"": tuple(every)}
-  found["test"] = found["test"] or found["validation"]
-  return {split: x for split, x in found.items() if x}
+
+  groups["test"] = groups["test"] or groups["validation"]
+  return {split: paths for split, paths in groups.items() if paths}
 
 
 def _named(folder, every, by_file, by):
-  """{file: (the split that it is named after, by which kind of name)}."""
-  found: dict[pathlib.Path, tuple[str, str]] = {}
-  for file in every if by != "fractions" else ():
+  """{file: (the split that it is named after, the kind of the name)}."""
+  named: dict[pathlib.Path, tuple[str, str]] = {}
+  for file in every:
     name, *below = file.relative_to(folder).parts
-    if below:
-      match, kind = FOLDER.fullmatch(name), "folder"
-    elif match := by_file and FILE.fullmatch(name):
-      kind = str(match["suffix"]).lower()
+    if not below and not by_file:
+      continue
+    match = (FOLDER if below else FILE).fullmatch(name)
     if match:
       split = files.SPLIT_OF[match[1].lower()]
-      found[file] = split, kind if by == "auto" else ""
-  return found
+      kind = "folder" if below else str(match["suffix"]).lower()
+      named[file] = split, kind if by == "auto" else ""
+  return named
 
 
-def tell_unread(
+def _chosen(named):
+  """{file: its split} of the kinds that training shares with another split."""
+  kinds: dict[str, set[str]] = {split: set() for split in SPLITS}
+  for split, kind in named.values():
+    kinds[split].add(kind)
+  sure = kinds["train"] & (kinds["validation"] | kinds["test"])
+  return {file: split for file, (split, kind) in named.items() if kind in sure}
+
+
+def warn_unread(
   folder: pathlib.Path, paths: Collection[pathlib.Path], why: str = ""
 ) -> None:
   """Warns that files in a folder are not read, if there are any."""
   if paths:
-    files.tell(
-      f"warning: {folder}: files that are not read: {len(paths):,}, such as"
+    files.warn(
+      f"{folder}: files that are not read: {len(paths):,}, such as"
       f" {min(paths).relative_to(folder)}{why}"
     )
 
@@ -104,47 +124,65 @@ def _size(paths):
 
 def _names(folder, paths):
   """The names in a folder that paths begin with; of many, the first three."""
-  names = dict.fromkeys(x.relative_to(folder).parts[0] for x in paths)
-  return ", ".join([*names][:3]) + ", ..." * (len(names) > 3)
+  names = [*dict.fromkeys(x.relative_to(folder).parts[0] for x in paths)]
+  more = ", ..." if len(names) > 3 else ""
+  return ", ".join(names[:3]) + more
 
 
-def _tell_splits(folder, found):
+def _warn_of_splits(folder, groups):
   """Tells which files stand for a split that has none, or several names."""
-  for split, paths in found.items():
+  for split, paths in groups.items():
     names = {re.sub(r"\d+", "", x.relative_to(folder).parts[0]) for x in paths}
     if len(names) > 1:
-      files.tell(f"{folder}: {split} is {_names(folder, paths)}, joined")
-  train, validation, test = (_names(folder, x) for x in found.values())
-  if not validation:
-    files.tell(
-      f"warning: {folder} has no validation: the end of {train} is used, by"
-      " data.fractions"
+      files.warn(f"{folder}: {split} is {_names(folder, paths)}, joined")
+
+  if not groups["validation"]:
+    files.warn(
+      f"{folder} has no validation: the end of"
+      f" {_names(folder, groups['train'])} is used, by data.fractions"
     )
-  if not test:
-    files.tell(
-      f"warning: {folder} has no test: {validation} is used, as for validation"
+  if not groups["test"]:
+    files.warn(
+      f"{folder} has no test: {_names(folder, groups['validation'])} is used,"
+      " as for validation"
     )
 
 
 def divide(
-  found: Mapping[str, Any], fractions: Sequence[float], noun: str = "symbols"
+  groups: Mapping[str, Any], fractions: Sequence[float], noun: str = "symbols"
 ) -> dict[str, Any]:
-  """The splits that were found; others are cut in proportion to fractions.
+  """Cuts the splits that names do not tell, in proportion to fractions.
 
-  All are cut from "", or validation from the end of "train". Raises ValueError
-  if a part is empty; the message calls items by the noun.
+  Args:
+    groups: the items of "", all of which are cut; or of the splits that names
+      tell, where validation, if it lacks, is cut from the end of "train".
+    fractions: those of the three splits.
+    noun: what the message of an error calls items.
+
+  Returns:
+    The items of each of `SPLITS`.
+
+  Raises:
+    ValueError: a part is empty.
   """
-  if "validation" in found:
-    return {**found}
-  whole, *rest = found
-  items, cut = found[whole], [x for x in SPLITS if x not in rest]
-  ends = [round(len(items) * sum(fractions[:k])) for k in range(1, len(cut))]
-  places = itertools.pairwise([0, *ends, len(items)])
-  parts = {k: items[slice(*p)] for k, p in zip(cut, places, strict=True)}
-  for split, part in parts.items():
-    if not len(part):
+  if "validation" in groups:
+    return {**groups}
+
+  whole, *rest = groups
+  items = groups[whole]
+  parts = {split: groups[split] for split in rest}
+  to_cut = [split for split in SPLITS if split not in rest]
+  start = 0
+  for number, split in enumerate(to_cut, start=1):
+    end = round(len(items) * sum(fractions[:number]))
+    if split == to_cut[-1]:
+      end = len(items)
+    parts[split] = items[start:end]
+    if end <= start:
       raise ValueError(
         f"{split} is empty: {len(items)} {noun} in all, data.fractions="
         f"{tuple(fractions)}; use more data or other fractions"
       )
-  return parts | {split: found[split] for split in rest}
+    start = end
+
+  return {split: parts[split] for split in SPLITS}

@@ -21,7 +21,7 @@ class Config(schema.Model):
   # The symbol that ends a document; positions attend within their own.
   separator: int | None = None
   classes: int = 0  # number of labels of the data, 0 without labels
-  orders: Any = ()  # of the data, see `data.Orders`
+  scans: Any = ()  # of the data, see `data.Scans`
 
   def __post_init__(self) -> None:
     if self.classifies and not self.classes:
@@ -65,8 +65,8 @@ class Config(schema.Model):
 
   @property
   def row_length(self) -> int:
-    """Integers of an example: `Sequences.examples`, `Orders.arrange`."""
-    return self.length + 2 * self.classifies + len(self.orders)
+    """Integers of an example: `Sequences.examples`, `Scans.arrange`."""
+    return self.length + 2 * self.classifies + len(self.scans)
 
   @property
   def qk_width(self) -> int:
@@ -110,7 +110,7 @@ def configure(config: schema.Config, source: Any) -> Config:
   """Makes the network config of an experiment.
 
   A classifier has named patterns in their bidirectional form. Of the data
-  source, vocab_size, length, shape, separator, classes and orders are used.
+  source, vocab_size, length, shape, separator, classes and scans are used.
 
   Raises ValueError if settings contradict each other or the data, or a pattern
   is not well defined, has no pairs or, in a generator, sees later keys.
@@ -140,7 +140,7 @@ def configure(config: schema.Config, source: Any) -> Config:
     backend=backend,
     separator=source.separator,
     classes=len(source.classes),
-    orders=source.orders,
+    scans=source.scans,
     **model,
   )
   for pattern in dict.fromkeys(itertools.chain(*patterns)):

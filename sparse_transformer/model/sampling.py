@@ -34,7 +34,7 @@ class Recompute:
 
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
-  labels: tuple[int, ...] = ()  # of the order, see `data.Orders`
+  labels: tuple[int, ...] = ()  # of the scan, see `data.Scans`
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     padding = self.length - tokens_BL.shape[1]

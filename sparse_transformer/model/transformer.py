@@ -219,7 +219,7 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   """The network as predict(params, rows_BM, rng=None) -> (logits, measured).
 
   A classifier takes rows of `data.Sequences`, without reading their labels;
-  rows of `data.Orders.arrange` have the labels of their order.
+  rows of `data.Scans.arrange` have the labels of their scan.
   """
 
   def predict(params, rows_BM, rng=None):

@@ -75,13 +75,13 @@ class Experiment:
     `data.Sequences`.
     """
     numbers = self.numbers[updates]
-    orders = self.source.orders
+    scans = self.source.scans
     seed = self.config.train.seed
 
     def read_row(i):
-      labels = orders.draw(seed, updates, i)
+      labels = scans.draw(seed, updates, i)
       example = self.examples[int(numbers[i])]
-      return orders.arrange(example, labels)
+      return scans.arrange(example, labels)
 
     shape = len(numbers), self.model.row_length
     return processes.place(read_row, shape, self.batch_sharding)
@@ -294,8 +294,8 @@ def open_run(
 
   # An earlier step is expected to have another config.
   if edited and step == saved.find():
-    files.tell(
-      f"warning: step {step:,} of {workdir} was trained with another config"
+    files.warn(
+      f"step {step:,} of {workdir} was trained with another config"
       f" than config.json now has, and is used with its own, not with"
       f" {' '.join(edited)}"
     )

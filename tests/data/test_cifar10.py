@@ -118,9 +118,8 @@ def test_newest_finished_version_is_read(root, folder):
   newest = folder.with_name("4.0.10")
   for name in "4.0.10", "4.0.9", "incomplete.X_5.0.0", "5.x":
     shutil.copytree(folder, folder.with_name(name))
-  for place in root, newest.parent, newest:
+  for place in root, newest.parent:
     assert cifar10.newest(str(place)) == newest
-  assert cifar10.newest(str(folder)) == folder  # the one that is named
 
 
 @pytest.mark.parametrize("size", [0, 100, 3_000, -10])

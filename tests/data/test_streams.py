@@ -13,7 +13,7 @@ from helpers.errors import refused
 from helpers.small_data import SHARED, TEXT, contents, source_of
 
 from sparse_transformer import data
-from sparse_transformer.data import codecs, streams
+from sparse_transformer.data import audio, streams
 
 
 def test_folder_is_read_in_the_order_of_paths_and_split(tmp_path):
@@ -446,4 +446,4 @@ def test_music_is_resampled():
     for path in (SHARED / "audio").glob("*.wav")
   )
   assert len(symbols) == pytest.approx(seconds * 12_000, abs=200)
-  assert 0.001 < np.mean(codecs.expand(symbols) ** 2) < 0.5
+  assert 0.001 < np.mean(audio.expand(symbols) ** 2) < 0.5

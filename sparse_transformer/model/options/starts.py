@@ -11,25 +11,25 @@ from sparse_transformer.model.options.option import Option
 class Starts(Option):
   """`data.orders`: sequences start with the sum of a vector of each table.
 
-  Position embeddings are of places in the image, patterns of the order.
+  Position embeddings are of places in the image, patterns of the scan.
   """
 
   @property
   def is_used(self) -> bool:
-    return bool(self.config.orders)
+    return bool(self.config.scans)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     normal = nnx.initializers.normal(self.config.token_std)
     draw = lambda x: normal(rngs.params(), (len(x), self.config.width))
-    tables = self.config.orders.tables
+    tables = self.config.scans.tables
     return dict(start={name: draw(x) for name, x in tables.items()})
 
   def begin(
     self, start: Any, places_BL: Any, labels_BK: Any
   ) -> tuple[Any, Any]:
-    orders = self.config.orders
+    scans = self.config.scans
     if labels_BK is None or not labels_BK.shape[1]:  # the identity
-      labels_BK = jnp.zeros((1, len(orders)), jnp.int32)
-    tables = enumerate(orders.tables)
+      labels_BK = jnp.zeros((1, len(scans)), jnp.int32)
+    tables = enumerate(scans.tables)
     start_BD = sum(start[name][...][labels_BK[:, k]] for k, name in tables)
-    return start_BD[:, None], orders.places(labels_BK, jnp)[:, places_BL[0]]
+    return start_BD[:, None], scans.places(labels_BK, jnp)[:, places_BL[0]]

@@ -145,7 +145,7 @@ def _described(metadata):
   geometry = json.loads(metadata["geometry"])
   source = types.SimpleNamespace(**vocabulary, **geometry)
   source.vocab_size = source.size
-  source.orders = data.Orders(config.data.orders, tuple(source.shape))
+  source.scans = data.make_scans(config.data.orders, source.shape)
   if source.length not in (config.data.length, math.prod(source.shape)):
     raise ValueError(f"length={source.length} is not that of the config")
   return config, source

@@ -37,7 +37,7 @@ class Request:
   min_context: int = 0  # the least number of positions before a scored one
   weights: str = "ema"  # or "params", see `State`
   examples: int | None = None  # the first ones, or None for all
-  order: tuple[str, ...] = ()  # of images, see `data.Orders.labels`
+  order: tuple[str, ...] = ()  # of images, see `data.Scans.labels`
 
   def windows(self, source: data.Source) -> data.Lazy:
     """Those to score, see `data.Source`; ValueError if they do not exist."""
@@ -48,12 +48,12 @@ class Request:
         f"--examples={number} must be at most {len(windows):,}, those of the"
         f" {self.split} split"
       )
-    labels = source.orders.labels(self.order)
+    labels = source.scans.labels(self.order)
 
     # Windows are read when they are scored: a split may not fit in memory.
     def window(i: int) -> tuple[np.ndarray, np.ndarray]:
       symbols, scored = windows[i]
-      return source.orders.arrange(symbols, labels), scored
+      return source.scans.arrange(symbols, labels), scored
 
     return data.Lazy(number, window)
 
@@ -251,8 +251,8 @@ def evaluate(
   )
 
   # By pixel, whatever the order in which they were predicted.
-  labels = source.orders.labels(request.order)
-  tally.bits_L = source.orders.restore(tally.bits_L[None], labels)[0]
+  labels = source.scans.labels(request.order)
+  tally.bits_L = source.scans.restore(tally.bits_L[None], labels)[0]
   details = _details(source, request.split, tally)
   score = dataclasses.replace(score, **details)
 

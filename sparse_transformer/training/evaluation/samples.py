@@ -38,7 +38,7 @@ def decoder(
     experiment: whose network decodes.
     cached: whether keys and values are kept; else all is computed again for
       each symbol. A cache can hold one document only.
-    labels: of the order of an image, see `data.Orders.labels`.
+    labels: of the order of an image, see `data.Scans.labels`.
     length: symbols of a sequence at the most; by default as in training.
 
   Raises ValueError if there are several processes, the data have labels, or the
@@ -144,7 +144,7 @@ def save(
     try:
       real = real_examples(source, len(tokens))
     except (FileNotFoundError, ModuleNotFoundError) as error:
-      files.tell(f"no real images are beside the samples: {error}")
+      files.warn(f"no real images are beside the samples: {error}")
     save_images(paths[0], tokens, real, source)
   atomic.write_json(stem.with_suffix(".json"), provenance)
   return paths

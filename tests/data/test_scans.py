@@ -1,4 +1,4 @@
-"""Orders of images: tables, composition, and networks that are told of them."""
+"""Scans of images: tables, composition, and networks that are told of them."""
 
 import dataclasses
 import itertools
@@ -9,14 +9,14 @@ import pytest
 from helpers import networks, runs
 from helpers.errors import refused
 
-from sparse_transformer.data import Orders
+from sparse_transformer.data import make_scans
 from sparse_transformer.model import sampling, transformer
 from sparse_transformer.training.experiment import Experiment
 
 SHAPE = (4, 4, 3)
 KINDS = ("rotation", "colors", "transposition", "jigsaw")
 IMAGE = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
-EVERY = Orders((*KINDS, "reverse", "random:5"), SHAPE)
+EVERY = make_scans((*KINDS, "reverse", "random:5"), SHAPE)
 
 
 def jigsaw(order):
@@ -52,7 +52,7 @@ def test_tables_are_different_permutations_with_the_identity_first():
   assert [len(x) for x in EVERY.tables.values()] == [4, 6, 2, 24, 2, 5]
 
 
-def test_orders_are_composed_one_after_another():
+def test_scans_are_composed_one_after_another():
   labels = EVERY.labels(["rotation=1", "colors=3", "transposition=1"])
   assert labels == (1, 3, 1, 0, 0, 0)
 
@@ -100,7 +100,7 @@ def test_labels_are_a_function_of_the_seed_and_as_frequent():
 
 @pytest.fixture(scope="module")
 def network():
-  """(an experiment with orders, random parameters)."""
+  """(an experiment with scans, random parameters)."""
   settings = {
     "data.orders": ("rotation", "jigsaw"),
     "attention.window": 3,
@@ -109,7 +109,7 @@ def network():
   return experiment, networks.random_params(experiment.model)
 
 
-def test_batches_have_images_in_orders_and_the_network_is_told_which(network):
+def test_batches_have_images_in_scans_and_the_network_is_told_which(network):
   experiment, params = network
   source = experiment.source
   rows_BM = np.asarray(experiment.batch(3))
@@ -122,7 +122,7 @@ def test_batches_have_images_in_orders_and_the_network_is_told_which(network):
   found_BLD = embed(rows_BM[:, :64], rows_BM[:, 64:])
   images = [source.examples("train")[int(i)] for i in numbers]
   for x_LD, row, image in zip(found_BLD, rows_BM, images, strict=True):
-    (places,) = source.orders.places(row[None, 64:])
+    (places,) = source.scans.places(row[None, 64:])
     np.testing.assert_array_equal(row[:64], image[places])
     before = places[:-1]
     own_LD = embed(image[None])[0]
@@ -168,13 +168,13 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
     return dataclasses.replace(state, ema=params)
 
   runs.untrained(tmp_path, experiment.config, change)
-  orders = experiment.source.orders
+  scans = experiment.source.scans
   images = experiment.source.examples("test")
   for words in ([], ["jigsaw=9", "rotation=1"]):
     flags = [f"--order={','.join(words)}"] if words else []
     (found,) = runs.scores(capfd, tmp_path, *flags)
-    labels = orders.labels(words)
-    rows = [orders.arrange(image, labels) for image in images]
+    labels = scans.labels(words)
+    rows = [scans.arrange(image, labels) for image in images]
     nats = np.mean(np.asarray(experiment.losses(params, np.stack(rows))))
     assert found["bits_per_dim"] == pytest.approx(nats / np.log(2), rel=1e-5)
     assert ("order" in found["overrides"]) == bool(words)
@@ -185,4 +185,4 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
 @pytest.mark.parametrize("name", ["rotation", "transposition", "jigsaw"])
 def test_order_needs_images_that_have_it(name):
   with refused(f"images of .5, 4, 1. have no '{name}'"):
-    Orders((name,), (5, 4, 1))
+    make_scans((name,), (5, 4, 1))

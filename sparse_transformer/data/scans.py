@@ -1,0 +1,140 @@
+"""Scans: orders in which images are generated, by labels: Jun et al. 2020."""
+
+import dataclasses
+import functools
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparse_transformer.data import sources
+
+RANDOM = re.compile("random:([2-9]|[1-9][0-9])")
+# The seed of random scans, as in the released code.
+SEED = 42
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageScans(sources.Scans):
+  """Scans of images: a label of each kind tells one.
+
+  Attributes:
+    names: keys of `KINDS`, or random:K for K fixed scans.
+    shape: of images: (rows, columns, channels).
+
+  Raises:
+    ValueError: a name is unknown, or images of this shape have no such scans.
+  """
+
+  names: tuple[str, ...]
+  shape: tuple[int, ...]
+  tables: dict[str, np.ndarray] = dataclasses.field(  # type: ignore[misc]
+    init=False, compare=False
+  )
+
+  def __post_init__(self) -> None:
+    places = np.arange(math.prod(self.shape), dtype=np.int32)
+    image = places.reshape(self.shape)
+    tables = {name: _table(name, image) for name in self.names}
+    object.__setattr__(self, "tables", tables)
+
+  def draw(self, *seed: int) -> tuple[int, ...]:
+    # NumPy guarantees the same words in all versions.
+    words = np.random.SeedSequence(seed).generate_state(len(self))
+    return tuple(words % [len(table) for table in self.tables.values()])
+
+  def labels(self, words: Sequence[str]) -> tuple[int, ...]:
+    allowed = {name: len(table) for name, table in self.tables.items()}
+    known = "".join(f"{k}=0 to {x - 1}, " for k, x in allowed.items())
+    labels = dict.fromkeys(self.names, 0)
+    for word in words:
+      name, _, label = word.rpartition("=")
+      numbers = range(allowed.pop(name, 0))
+      if label not in map(str, numbers):
+        raise ValueError(
+          f"--order={word} must be of data.orders: {known}each once"
+        )
+      labels[name] = int(label)
+    return tuple(labels.values())
+
+  def places(self, labels_BK: Any, xp: Any = np) -> Any:
+    """The places of positions in the image, [B, n], by NumPy or jax.numpy."""
+    chosen = []
+    for k, table in enumerate(self.tables.values()):
+      labels_B = labels_BK[:, k]
+      chosen.append(xp.asarray(table)[labels_B])
+    # One scan after another.
+    compose = functools.partial(xp.take_along_axis, axis=1)
+    return functools.reduce(compose, chosen)
+
+  def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    (places_L,) = self.places(np.array([labels]))
+    symbols_L = example_L[places_L]
+    return np.append(symbols_L, np.array(labels, symbols_L.dtype))
+
+  def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    (places_L,) = self.places(np.array([labels]))
+    return rows_BL[:, places_L.argsort()]
+
+
+sources.SCANS.append(ImageScans)
+
+
+def _table(name, image):
+  """The places of positions in an image, int32 [labels, n]."""
+  try:
+    match = RANDOM.fullmatch(name)
+    scans = _random(image, int(match[1])) if match else KINDS[name](image)
+    return np.stack(scans).reshape(-1, image.size)
+  except (KeyError, ValueError, IndexError):
+    raise ValueError(
+      f"data.orders: images of {image.shape} have no {name!r}; there are"
+      f" {', '.join(KINDS)} and random:2 to random:99, of squares, of 3 colors"
+      " or of even sizes"
+    ) from None
+
+
+# What an image is in each scan of a kind, itself the first.
+
+
+def _rotations(image):
+  return [np.rot90(image, turns, (1, 0)) for turns in range(4)]
+
+
+def _colors(image):
+  return [image[..., list(x)] for x in itertools.permutations((0, 1, 2))]
+
+
+def _puzzles(image):
+  """An image with its quarters in all orders."""
+  quarters = []
+  for half in np.split(image, 2):
+    quarters += np.split(half, 2, axis=1)
+
+  puzzles = []
+  for a, b, c, d in itertools.permutations(quarters):
+    top = np.hstack([a, b])
+    bottom = np.hstack([c, d])
+    puzzles.append(np.vstack([top, bottom]))
+  return puzzles
+
+
+def _random(image, number):
+  rng = np.random.RandomState(SEED)
+  scans = [image.reshape(-1)]
+  for _ in range(number - 1):
+    drawn = rng.permutation(image.size)
+    scans.append(drawn.astype(image.dtype))
+  return scans
+
+
+KINDS = {
+  "rotation": _rotations,
+  "colors": _colors,
+  "transposition": lambda image: [image, image.swapaxes(0, 1)],
+  "reverse": lambda image: [image, image[::-1, ::-1]],
+  "jigsaw": _puzzles,
+}

@@ -18,7 +18,6 @@ VALUE/tune/CANDIDATE of --workdir. The same command resumes a comparison that
 was stopped. docs/compare.md explains tuning, errors and jobs.
 """
 
-import itertools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -29,38 +28,36 @@ from sparse_transformer.cli import config_flags, flags
 
 def main(argv: Sequence[str]) -> None:
   plan = _plan(flags.FLAGS)
-  from sparse_transformer.comparison import (
-    jobs,
-    plan as plan_lib,
-    preflight,
-    record,
-    trials,
-  )
+  from sparse_transformer.comparison import jobs, preflight, record, trials
 
-  budgets = {plan.budget[0], (plan.tune_budget or plan.budget)[0]}
-  among = jobs.share_machine(flags.FLAGS.jobs, budgets)
-  preflight.begin(plan, len(among))
-  best, tuning = dict.fromkeys(plan.choices, ""), None
-  if plan.tuned:
-    trials.run_all(plan.tuning, among)
-    found = [trials.scored(x, "validation") for x in plan.tuning]
-    tuning = record.tuning(plan.tuning, found)
-    best = tuning["best"]
-  # Seed by seed: a stopped comparison is about as far with every choice.
-  pairs = itertools.product(plan.seeds, plan.choices)
-  final = [plan_lib.Trial(plan, x, best[x], seed) for seed, x in pairs]
-  trials.run_all(final, among)
+  budgets = {plan.budget.kind}
+  if plan.tune_budget:
+    budgets.add(plan.tune_budget.kind)
+  parts = jobs.divide_machine(flags.FLAGS.jobs, budgets)
+  preflight.begin(plan, len(parts))
+
+  tuning = None
+  if plan.tune:
+    trials.run_all(plan.tuning, parts)
+    scores = [trials.scored(trial, "validation") for trial in plan.tuning]
+    tuning = record.tuning(plan.tuning, scores)
+
+  final = plan.final(tuning["best"] if tuning else {})
+  trials.run_all(final, parts)
+
   runs = [trials.collected(trial) for trial in final]
   about = plan.about() | dict(
     unit=runs[0]["unit"],
-    commit=" and ".join(dict.fromkeys(x["commit"] for x in runs)),
+    commit=" and ".join(dict.fromkeys(run["commit"] for run in runs)),
     versions=version.packages(),
     command=version.command(),
   )
-  top = record.make_record(about, runs)["rows"][0]["choice"]
-  trials.score_all([x for x in final if x.choice == top], "test", among)
+  best = record.make_record(about, runs)["rows"][0]["choice"]
+  trials.score_all([x for x in final if x.choice == best], "test", parts)
   for trial, run in zip(final, runs, strict=True):
-    run["test"] = trials.scored(trial, "test") if trial.choice == top else None
+    if trial.choice == best:
+      run["test"] = trials.scored(trial, "test")
+
   made = record.make_record(about, runs, tuning)
   print(record.render(made))
   record.write_results(plan.root, made)
@@ -71,18 +68,24 @@ def _plan(args):
   cli.require("config", "vary", "workdir")
   from sparse_transformer.comparison import plan as plan_lib
 
-  file = config_flags.get_config_filename(args["config"])
-  preset = sys.modules["config_config"].get_config()  # of that file
-  varied = plan_lib.parse_vary(args.vary)
-  tuned = plan_lib.parse_vary(args.tune, "tune") if args.tune else ("", [])
-  budget, tune_budget = plan_lib.parse_budget(args.budget), args.tune_budget
-  if tune_budget:
-    tune_budget = plan_lib.parse_budget(tune_budget, "tune_budget")
-  seeds = range(args.first_seed, args.first_seed + args.seeds)
-  config, root = schema.typed(args.config), pathlib.Path(args.workdir)
-  about = file, preset, config, root, *varied
-  more = *tuned, tune_budget, args.equal
-  return plan_lib.Comparison(*about, budget, seeds, *more)
+  vary = plan_lib.parse_axis(args.vary, "vary")
+  tune = plan_lib.parse_axis(args.tune, "tune") if args.tune else None
+  budget = plan_lib.parse_budget(args.budget, "budget")
+  tune_budget = None
+  if args.tune_budget:
+    tune_budget = plan_lib.parse_budget(args.tune_budget, "tune_budget")
+  return plan_lib.Comparison(
+    file=config_flags.get_config_filename(args["config"]),
+    preset=sys.modules["config_config"].get_config(),  # of that file
+    config=schema.typed(args.config),
+    root=pathlib.Path(args.workdir),
+    vary=vary,
+    budget=budget,
+    seeds=range(args.first_seed, args.first_seed + args.seeds),
+    tune=tune,
+    tune_budget=tune_budget,
+    equal_keys=args.equal == "keys",
+  )
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from sparse_transformer.comparison import (
 from sparse_transformer.training import loop, metrics
 
 SCRIPT = "sparse_transformer/compare.py"
-STEPS = ("steps", 20)
+STEPS = plan_lib.Budget("steps", 20)
 
 
 def of(field, values, budget=STEPS, seeds=1, root="unused", **changes):
@@ -43,8 +43,7 @@ def of(field, values, budget=STEPS, seeds=1, root="unused", **changes):
     preset=digits.get_config(),
     config=runs.tiny(**{"attention.pattern": "dense"} | changes),
     root=pathlib.Path(root),
-    field=field,
-    choices=values.split(";"),
+    vary=plan_lib.Axis(field, values.split(";")),
     budget=budget,
     seeds=range(seeds),
     **options,
@@ -63,7 +62,7 @@ def test_values_are_separated_outside_of_brackets():
     "attention.pattern=Local(4), A(4);dense": ["Local(4), A(4)", "dense"],
   }.items():
     field = text.partition("=")[0]
-    assert plan_lib.parse_vary(text) == (field, expected)
+    assert plan_lib.parse_axis(text, "vary") == (field, expected)
 
 
 def test_each_value_has_its_own_folder_within_the_comparison(tmp_path):
@@ -78,10 +77,9 @@ def test_each_value_has_its_own_folder_within_the_comparison(tmp_path):
 
 def test_config_of_a_run_follows_from_its_choice_seed_and_budget():
   grid = dict(
-    tuned="model.dropout",
-    candidates=["0.1", "0.2"],
+    tune=plan_lib.Axis("model.dropout", ["0.1", "0.2"]),
   )
-  grid["tune_budget"] = ("processor_seconds", 3)
+  grid["tune_budget"] = plan_lib.Budget("processor_seconds", 3)
   choices = "local;local with data.length=32 train.batch_size=4"
   plan = of("attention.pattern", choices, seeds=2, **grid)
   changes = {
@@ -121,10 +119,12 @@ def test_runs_are_checked_without_computing_on_a_device():
   arrays = {*map(id, jax.live_arrays())}
   with jax.transfer_guard("disallow_explicit"):
     # Also more than the steps of the config, which are unused.
-    timed = of("optimizer.warmup_steps", "1;1000", ("seconds", 1.0))
+    timed = of(
+      "optimizer.warmup_steps", "1;1000", plan_lib.Budget("seconds", 1.0)
+    )
     preflight.check_runs(timed)
     # 23.2 and 24.3 keys of 64.
-    alike = of("attention.pattern", "Local(30);Local(32)", equal="keys")
+    alike = of("attention.pattern", "Local(30);Local(32)", equal_keys=True)
     preflight.check_runs(alike)
     assert {*map(id, jax.live_arrays())} <= arrays
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
@@ -193,15 +193,14 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
     standard_error=0.1,
   )
   tested = [run | dict(test=test) for run in TWO[3:]]
-  tune = ["optimizer.learning_rate", ["1e-3", "0.01", "0.1"]]
+  tune = plan_lib.Axis("optimizer.learning_rate", ["1e-3", "0.01", "0.1"])
   about = comparisons.record(
     *TWO,
     tune=tune,
     words=["a  b"],
   )["about"]
   grid = dict(
-    tuned=tune[0],
-    candidates=tune[1],
+    tune=tune,
   )
   plan = of("attention.pattern", "dense;local", **grid)
   scores = {
@@ -235,7 +234,7 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   assert cells[1]["by seed"] == "3.0000, 4.0000, 8.0000"
   assert "best on validation, local" in text
   (titles, dense, local), note = record.grid(made)
-  assert titles[1:] == tuple(f"{tune[0]}={x}" for x in tune[1])
+  assert titles[1:] == tuple(f"{tune.field}={x}" for x in tune.values)
   assert dense[2:] == ("[2.0000]", "diverged")
   assert local[3] == "[3.0000]"
   assert note.endswith("a value beyond may be better: local.")
@@ -277,21 +276,21 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
   monkeypatch.delenv("NPROC", raising=False)
 
-  assert jobs.share_machine(1, {"seconds"}) == jobs.ALONE
-  found = jobs.share_machine(2, {"steps"})
+  assert jobs.divide_machine(1, {"seconds"}) == jobs.ALONE
+  found = jobs.divide_machine(2, {"steps"})
   assert [x.cores for x in found] == [["0", "1"], ["2", "3"]]
   assert [x.variables for x in found] == [{"NPROC": "5"}] * 2
   # A clock ends these runs: no bits are to keep.
-  timed = jobs.share_machine(2, {"steps", "processor_seconds"})
+  timed = jobs.divide_machine(2, {"steps", "processor_seconds"})
   assert timed[0].variables == {}
   with refused("--jobs=2: .* seconds are not a fair"):
-    jobs.share_machine(2, {"seconds", "steps"})
+    jobs.divide_machine(2, {"seconds", "steps"})
   with refused("--jobs=6 must be at most 5, the cores"):
-    jobs.share_machine(6, {"steps"})
+    jobs.divide_machine(6, {"steps"})
 
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   monkeypatch.setenv(jobs.GPUS, "7,GPU-8,9")
-  found = jobs.share_machine(3, {"seconds"})
+  found = jobs.divide_machine(3, {"seconds"})
 
   assert [x.variables[jobs.GPUS] for x in found] == ["7", "GPU-8", "9"]
   two = jax.devices() * 2
@@ -302,7 +301,7 @@ def test_machine_is_divided_into_equal_shares(monkeypatch):
   monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
 
   with refused("cannot share a TPU"):
-    jobs.share_machine(2, {"steps"})
+    jobs.divide_machine(2, {"steps"})
 
 
 # One fails when the other has started, which ends after that was noticed.
@@ -324,7 +323,7 @@ while os.path.exists(f"/proc/{{pid}}"):
 
 def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   core = str(min(os.sched_getaffinity(0)))
-  among = [jobs.Share([core], {"NPROC": str(i)}) for i in (7, 8)]
+  parts = [jobs.MachinePart([core], {"NPROC": str(i)}) for i in (7, 8)]
   show = "print(*os.sched_getaffinity(0), os.environ['NPROC'])"
   tasks = [
     job(tmp_path, "excused", "sys.exit(1)", is_failure=lambda: False),
@@ -335,7 +334,7 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   words = "run in .*fails failed: .*status 1, see .*output.txt: why.*kept"
 
   with pytest.raises(OSError, match=words):
-    jobs.call(tasks, among)
+    jobs.call(tasks, parts)
   output = (tmp_path / "runs" / jobs.OUTPUT).read_text()
   assert output in (f"{core} 7\n", f"{core} 8\n")
   assert capfd.readouterr().out == "excused\nfails\nruns\n"
@@ -348,7 +347,7 @@ def test_failure_ends_no_other_run_and_starts_none(tmp_path, capfd):
   (tmp_path / "dies" / jobs.OUTPUT).symlink_to(tmp_path / "mine")
 
   with refused("output.txt is not a regular file"):
-    jobs.call([job(tmp_path, "dies", "")], among)
+    jobs.call([job(tmp_path, "dies", "")], parts)
 
 
 WAIT = (
@@ -368,7 +367,7 @@ def test_signal_is_forwarded_to_all_runs(tmp_path):
   threading.Thread(target=interrupt, daemon=True).start()
 
   with pytest.raises(signals.Stopped, match="SIGTERM in .*/a and .*/b; what"):
-    jobs.call(tasks, [jobs.Share()] * 2)
+    jobs.call(tasks, [jobs.MachinePart()] * 2)
   assert all((x.workdir / "saved").exists() for x in tasks)
 
 
@@ -412,9 +411,9 @@ def test_run_is_trained_and_scored_in_one_process(tmp_path, capfd):
 def pretend(scores, called):
   """`jobs.call` that writes what runs would, with bits by values in words."""
 
-  def call(tasks, among):
+  def call(tasks, parts):
     for task in tasks:
-      assert len(among) == 1
+      assert len(parts) == 1
       script, *words = task.command[1:]
       flags = (word[2:].split("=", 1) for word in words if word[:2] == "--")
       words = dict(flags)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,8 @@ from sparse_transformer.signals import END_WITH_PARENT, Signals, Stopped
 from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-OUTPUT = "output.txt"  # in a workdir: what one of several processes prints
+# The file in a workdir with what one of several processes prints.
+OUTPUT = "output.txt"
 POLL_SECONDS = 0.05
 # Becomes a command that uses some cores.
 CHILD = f"""{END_WITH_PARENT}
@@ -37,82 +38,96 @@ class Job(NamedTuple):
   is_failure: Callable[[], bool] = lambda: True  # if its status is not 0
 
 
-class Share(NamedTuple):
+class MachinePart(NamedTuple):
   """The part of the machine that a process has; the default is all of it."""
 
   cores: Collection[str] = ()
   variables: Mapping[str, str] = {}  # of its environment
 
 
-ALONE = (Share(),)
+ALONE = (MachinePart(),)
 
 
-def share_machine(number: int, budgets: Collection[str]) -> Sequence[Share]:
+def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
   """Divides the machine among --jobs=number runs with these kinds of budgets.
 
   Raises ValueError if it cannot be divided, or budgets would not be fair.
   """
   if number == 1:
     return ALONE
-  platform, flag = jax.default_backend(), f"--jobs={number}"
+  flag = f"--jobs={number}"
+  platform = jax.default_backend()
   if platform not in ("cpu", "gpu"):
     raise ValueError(f"{flag}: processes cannot share a {platform.upper()}")
-  if platform == "gpu":
-    indices = ",".join(map(str, range(jax.local_device_count())))
-    units = os.environ.get(GPUS, indices).split(",")
-  elif sys.platform == "linux":
-    units = [*map(str, sorted(os.sched_getaffinity(0)))]
-  else:
-    units = [*map(str, range(os.cpu_count() or 1))]
+
+  units = _gpus() if platform == "gpu" else _cores()
   if number > len(units):
     kind = "GPUs" if platform == "gpu" else "cores"
     raise ValueError(f"{flag} must be at most {len(units)}, the {kind}")
-  size = len(units) // number
-  parts = [units[i * size :][:size] for i in range(number)]
-  if platform == "gpu":
-    return [Share(variables={GPUS: ",".join(part)}) for part in parts]
-  if "seconds" in budgets:
+  if platform == "cpu" and "seconds" in budgets:
     raise ValueError(
       f"{flag}: runs that share a CPU slow each other down, so seconds are not"
       " a fair budget; use processor_seconds or steps"
     )
+
   # XLA's threads divide sums among them. As many threads as without --jobs give
   # the same bits; where a clock ends runs, there are none to keep.
   threads = {"NPROC": os.environ.get("NPROC", str(len(units)))}
-  return [Share(x, {} if {*budgets} & {*TIMES} else threads) for x in parts]
+  if not budgets.isdisjoint(TIMES):
+    threads = {}
+  size = len(units) // number
+  parts = []
+  for start in range(0, number * size, size):
+    chosen = units[start : start + size]
+    if platform == "gpu":
+      parts.append(MachinePart(variables={GPUS: ",".join(chosen)}))
+    else:
+      parts.append(MachinePart(chosen, threads))
+  return parts
 
 
-def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
-  """Runs commands, as many at a time as there are shares.
+def _gpus():
+  indices = ",".join(map(str, range(jax.local_device_count())))
+  return os.environ.get(GPUS, indices).split(",")
 
-  With several shares, each command writes its output to `OUTPUT`. A signal is
+
+def _cores():
+  cores: Collection[int] = range(os.cpu_count() or 1)
+  if sys.platform == "linux":
+    cores = sorted(os.sched_getaffinity(0))
+  return [str(core) for core in cores]
+
+
+def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
+  """Runs commands, as many at a time as there are parts of the machine.
+
+  With several parts, each command writes its output to `OUTPUT`. A signal is
   forwarded to running commands, and raises Stopped. After a failure no other
   command starts, and an OSError is raised once the running ones end.
   """
-  waiting, free = [*jobs], [*among]
-  running: dict[subprocess.Popen, tuple[Job, Share]] = {}
+  waiting = [*jobs]
+  free = [*parts]
+  writes = len(parts) > 1
+  running: dict[subprocess.Popen, tuple[Job, MachinePart]] = {}
   failures: list[str] = []
   # Where it is ignored, as under some supervisors, no process has a status.
   signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-  with Signals() as signals:
-    try:
-      while (running or (waiting and not failures)) and not signals.name:
-        while waiting and free and not failures:
-          job, share = waiting.pop(0), free.pop(0)
-          running[_start(job, share, len(among) > 1)] = job, share
-        time.sleep(POLL_SECONDS)
-        for process in [x for x in running if x.poll() is not None]:
-          job, share = running.pop(process)
-          free.append(share)
-          if process.returncode and job.is_failure():
-            failures.append(_reason(job, process.returncode, len(among) > 1))
-    finally:
-      for process in running:
-        process.terminate()
-      for process in running:
-        process.wait()
+  with Signals() as signals, _terminated(running):
+    while (running or (waiting and not failures)) and not signals.name:
+      while waiting and free and not failures:
+        job = waiting.pop(0)
+        part = free.pop(0)
+        running[_start(job, part, writes)] = job, part
+
+      time.sleep(POLL_SECONDS)
+      for process in [x for x in running if x.poll() is not None]:
+        job, part = running.pop(process)
+        free.append(part)
+        if process.returncode and job.is_failure():
+          failures.append(_reason(job, process.returncode, writes))
+
   if signals.name:
-    runs = (f"the run in {x.workdir}" for x, _ in running.values())
+    runs = [f"the run in {job.workdir}" for job, _ in running.values()]
     raise Stopped(
       f"{signals.name} in {' and '.join(runs) or 'no run'}; what it has saved"
       " is kept; run the same command to resume"
@@ -124,10 +139,22 @@ def call(jobs: Sequence[Job], among: Sequence[Share] = ALONE) -> None:
     )
 
 
-def _start(job, share, writes):
+@contextlib.contextmanager
+def _terminated(processes):
+  """Ends processes, so that none outlives this one."""
+  try:
+    yield
+  finally:
+    for process in processes:
+      process.terminate()
+    for process in processes:
+      process.wait()
+
+
+def _start(job, part, writes):
   """Starts a job; Ctrl-C is for this process alone, which forwards it."""
   print(job.label, flush=True)
-  start = sys.executable, "-ISc", CHILD, str(os.getpid()), ",".join(share.cores)
+  start = sys.executable, "-ISc", CHILD, str(os.getpid()), ",".join(part.cores)
   with contextlib.ExitStack() as stack:
     output = None
     if writes:
@@ -138,7 +165,7 @@ def _start(job, share, writes):
       stdin=subprocess.DEVNULL,
       stdout=output,
       stderr=output,
-      env=os.environ | share.variables,
+      env=os.environ | part.variables,
       process_group=0,
     )
 

@@ -2,77 +2,123 @@
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
 import zlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
 from sparse_transformer import config as config_lib, machine, schema
 from sparse_transformer.training import stopwatch
 
-MAX_VALUES = 999  # of a flag, each with many runs
-MAX_NAME = 200  # bytes in the name of a folder; most file systems allow 255
+# A flag may have this many values: each has many runs.
+MAX_VALUES = 999
+# The name of a folder has at most this many bytes; most file systems allow 255.
+MAX_NAME = 200
 # A comma outside of brackets: those that close after it also open after it.
 OUTSIDE = r",(?!(?:[^()\[\]]+|\([^()]*\))*+[)\]])"
 
-Budget = tuple[str, float]  # what is limited, and to how much
+
+class Budget(NamedTuple):
+  """What is limited, and to how much."""
+
+  kind: str  # "steps", "seconds" or "processor_seconds"
+  amount: float
 
 
-@dataclasses.dataclass(frozen=True)
+class Axis(NamedTuple):
+  """A field that takes several values."""
+
+  field: str  # "group.name"
+  values: Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
-  """The runs of a comparison: each choice with each seed."""
+  """The runs of a comparison: each value of an axis with each seed.
 
-  file: str  # the config file
-  preset: ConfigDict  # what it says
-  config: schema.Config  # the same with the changes of the command line
-  root: pathlib.Path  # the comparison's folder
-  field: str  # the field that varies, "group.name"
-  choices: Sequence[str]  # its values
-  budget: Budget  # the budget of each run
-  seeds: range  # of the runs with each value; tuning uses the next one
-  tuned: str = ""  # the field that is tuned for each choice, if there is one
-  candidates: Sequence[str] = ()  # its values
-  tune_budget: Budget | None = None  # of a run of tuning, if not the same
-  equal: str | None = None  # "keys": runs must have about as many per query
+  Attributes:
+    file: the config file.
+    preset: what the config file says.
+    config: the same with the changes of the command line.
+    root: the comparison's folder.
+    vary: what is compared; its values are called choices.
+    budget: of each run.
+    seeds: of the runs with each choice; tuning uses the next one.
+    tune: what is tuned for each choice, if anything; its values are called
+      candidates.
+    tune_budget: of a run of tuning, if not the same.
+    equal_keys: whether runs must have about as many keys per query.
+
+  Raises:
+    ValueError: the plan contradicts itself.
+  """
+
+  file: str
+  preset: ConfigDict
+  config: schema.Config
+  root: pathlib.Path
+  vary: Axis
+  budget: Budget
+  seeds: range
+  tune: Axis | None = None
+  tune_budget: Budget | None = None
+  equal_keys: bool = False
 
   def __post_init__(self) -> None:
-    varied = {x for y in self.choices for x in assignments(self.field, y)}
-    if twice := {"train.steps", "train.seed"} & {*varied, self.tuned}:
+    varied: set[str] = set()
+    for choice in self.vary.values:
+      varied |= assignments(self.vary.field, choice).keys()
+    tuned = {self.tune.field} if self.tune else set()
+
+    if twice := {"train.steps", "train.seed"} & (varied | tuned):
       raise ValueError(
         f"{min(twice)} cannot vary: --budget sets train.steps, and --seeds"
         " train.seed"
       )
-    if self.tuned in varied or len(self.candidates) == 1:
+    if self.tune and (tuned & varied or len(self.tune.values) == 1):
       raise ValueError(
-        f"--tune={self.tuned} must have at least 2 values, and be another field"
-        " than --vary"
+        f"--tune={self.tune.field} must have at least 2 values, and be another"
+        " field than --vary"
       )
-    if self.tune_budget and not self.tuned:
+    if self.tune_budget and not self.tune:
       raise ValueError("--tune_budget needs --tune")
+
+  @property
+  def choices(self) -> Sequence[str]:
+    """The values that are compared."""
+    return self.vary.values
 
   @property
   def tuning(self) -> list["Trial"]:
     """The runs with the next seed that find the best candidate of a choice."""
-    return [Trial(self, x, y) for y in self.candidates for x in self.choices]
+    candidates = self.tune.values if self.tune else ()
+    return [Trial(self, x, y) for y in candidates for x in self.choices]
+
+  def final(self, best: Mapping[str, str]) -> list["Trial"]:
+    """The runs that are compared, with the best candidate of each choice."""
+    # Seed by seed: a stopped comparison is about as far with every choice.
+    pairs = itertools.product(self.seeds, self.choices)
+    return [Trial(self, x, best.get(x, ""), seed) for seed, x in pairs]
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""
-    about = dict(
-      field=self.field,
+    identity = dict(
+      field=self.vary.field,
       choices=self.choices,
       budget=self.budget,
       seeds=len(self.seeds),
       first_seed=self.seeds.start,
-      tune=[self.tuned, self.candidates] if self.tuned else None,
+      tune=self.tune,
       tune_budget=self.tune_budget,
       machine=machine.machine(),
       config=self.config.to_dict(),
     )
-    return json.loads(json.dumps(about))
+    return json.loads(json.dumps(identity))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,58 +132,69 @@ class Trial:
 
   def __str__(self) -> str:
     """The values of the fields that vary."""
-    text = f"{self.plan.field}={self.choice}"
-    return text + f", {self.plan.tuned}={self.candidate}" * bool(self.candidate)
+    text = f"{self.plan.vary.field}={self.choice}"
+    if self.plan.tune and self.candidate:
+      text += f", {self.plan.tune.field}={self.candidate}"
+    return text
 
   @property
   def workdir(self) -> pathlib.Path:
-    tuning = f"tune/{folder_name(self.candidate)}"
-    name = tuning if self.seed is None else f"seed{self.seed}"
-    return self.plan.root / folder_name(self.choice) / name
+    """The folder of the run."""
+    folder = self.plan.root / folder_name(self.choice)
+    if self.seed is None:
+      return folder / "tune" / folder_name(self.candidate)
+    return folder / f"seed{self.seed}"
 
   @property
   def budget(self) -> Budget:
+    """The budget of the run."""
     tuning = self.plan.tune_budget if self.seed is None else None
     return tuning or self.plan.budget
 
   @functools.cached_property
   def config(self) -> schema.Config:
     """The config; at most a tenth of its steps warm up, unless that varies."""
-    values = assignments(self.plan.field, self.choice)
-    if self.candidate:
-      values[self.plan.tuned] = self.candidate
+    values = assignments(self.plan.vary.field, self.choice)
+    if self.plan.tune and self.candidate:
+      values[self.plan.tune.field] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
+
     kind, amount = self.budget
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
-    seed = self.plan.seeds.stop if self.seed is None else self.seed
-    own = {"train.steps": steps, "train.seed": seed}
+    warmup = config.optimizer.warmup_steps
     if "optimizer.warmup_steps" not in values:
-      warmup = min(config.optimizer.warmup_steps, steps // 10)
-      own["optimizer.warmup_steps"] = warmup
-    return config.replace(**own)
+      warmup = min(warmup, steps // 10)
+    fields = {
+      "train.steps": steps,
+      "train.seed": self.plan.seeds.stop if self.seed is None else self.seed,
+      "optimizer.warmup_steps": warmup,
+    }
+    return config.replace(**fields)
 
 
-def parse_budget(text: str, flag: str = "budget") -> Budget:
+def parse_budget(text: str, flag: str) -> Budget:
   """Parses what is limited, and to how much; raises ValueError."""
   kind, amount = stopwatch.parse_limit(text, flag, ("steps", *stopwatch.TIMES))
   if kind == "steps" and amount % 1:
     raise ValueError(f"--{flag}={text}: steps must be an integer")
-  return kind, amount
+  return Budget(kind, amount)
 
 
-def parse_vary(text: str, flag: str = "vary") -> tuple[str, list[str]]:
+def parse_axis(text: str, flag: str) -> Axis:
   """The field and its values in 'group.field=value,value', or a ValueError."""
   field, _, values = text.partition("=")
   separator = ";" if ";" in values else OUTSIDE
   choices = [value.strip() for value in re.split(separator, values)]
-  if not all(choices) or not len({*choices}) == len(choices) <= MAX_VALUES:
+  are_different = all(choices) and len({*choices}) == len(choices)
+  if not are_different or len(choices) > MAX_VALUES:
     raise ValueError(
       f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"
       f" at most {MAX_VALUES}"
     )
-  for name in (x for y in choices for x in assignments(field, y)):
-    schema.check_name(name)
-  return field, choices
+  for choice in choices:
+    for name in assignments(field, choice):
+      schema.check_name(name)
+  return Axis(field, choices)
 
 
 def assignments(field: str, choice: str) -> dict[str, str]:
@@ -146,11 +203,14 @@ def assignments(field: str, choice: str) -> dict[str, str]:
   >>> assignments("attention.pattern", "dense with data.length=512")
   {'attention.pattern': 'dense', 'data.length': '512'}
   """
-  value, _, others = choice.partition(" with ")
-  pairs = [(field, value), *(x.partition("=")[::2] for x in others.split())]
-  if len(found := dict(pairs)) < len(pairs):
-    raise ValueError(f"{field}={choice} sets a field twice; leave one out")
-  return found
+  value, _, rest = choice.partition(" with ")
+  values = {field: value}
+  for word in rest.split():
+    name, _, value = word.partition("=")
+    if name in values:
+      raise ValueError(f"{field}={choice} sets a field twice; leave one out")
+    values[name] = value
+  return values
 
 
 def folder_name(choice: str) -> str:

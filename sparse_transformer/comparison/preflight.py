@@ -1,6 +1,7 @@
 """What is checked before the first run of a comparison trains."""
 
 import itertools
+from collections.abc import Iterable
 
 import jax
 
@@ -9,7 +10,8 @@ from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.training import costs, loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
 
-MAX_RATIO = 1.1  # of numbers of keys that count as equal
+# Numbers of keys whose ratio is at most this count as equal.
+MAX_RATIO = 1.1
 
 
 def begin(plan: Comparison, number: int = 1) -> None:
@@ -19,11 +21,16 @@ def begin(plan: Comparison, number: int = 1) -> None:
   cannot take place, see `check_runs`.
   """
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
-  own = dict(data=check_runs(plan, number))
-  path, about = plan.root / workdir.COMPARISON, plan.about() | own
-  if path.exists() and (old := atomic.read_json(path, dict)) != about:
-    what = "other data" if old | own == about else "another comparison"
-    raise ValueError(f"{path} is of {what}; use another --workdir")
+  digests = check_runs(plan, number)
+  about = plan.about() | dict(data=digests)
+  path = plan.root / workdir.COMPARISON
+  if path.exists():
+    old = atomic.read_json(path, dict)
+    if old != about:
+      is_same_plan = old | dict(data=digests) == about
+      what = "other data" if is_same_plan else "another comparison"
+      raise ValueError(f"{path} is of {what}; use another --workdir")
+
   plan.root.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, about)
 
@@ -31,52 +38,78 @@ def begin(plan: Comparison, number: int = 1) -> None:
 def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
   """Checks the runs of a comparison as far as possible without training.
 
-  `number` runs at the same time divide GPUs among them, see `share_machine`.
   Computes nothing on a GPU: JAX would then allocate most of its memory for this
-  process, and the processes of the runs need it. Raises ValueError or OSError
-  if a run is impossible, two choices stand for the same run or have different
-  units, or keys differ and must not. Returns the digests of all data.
+  process, and the processes of the runs need it.
+
+  Args:
+    plan: the comparison.
+    number: how many runs at the same time divide the GPUs among them.
+
+  Returns:
+    The digests of all data.
+
+  Raises:
+    ValueError or OSError: a run is impossible, two choices stand for the same
+      run or have different units, or keys differ and must not.
   """
-  seen: dict[tuple, str] = {}  # different texts may give the same network
+  labels: dict[tuple, str] = {}  # different texts may give the same network
   sources: dict[tuple, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
-  among = number if jax.default_backend() == "gpu" else 1
-  devices = tuple(jax.devices()[: jax.device_count() // among])
+  parts = number if jax.default_backend() == "gpu" else 1
+  devices = tuple(jax.devices()[: jax.device_count() // parts])
   for trial in _distinct(plan):
-    label, config = str(trial), trial.config
-    given = config.data, config.model.task
-    experiment = Experiment(config, devices, sources.get(given))
-    source = sources[given] = experiment.source
-    loop.check(experiment)
-    for split in "validation", "test":
-      _ = source.windows(split)[0]
-    if config.train.init_from:  # its weights are loaded, on a CPU
-      alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
-      cpu = jax.devices("cpu")[0]
-      warm_start.first_state(Experiment(alone, (cpu,), source))
-    fields = schema.flatten(config).items()
-    others = (x for x in fields if not x[0].startswith("attention."))
-    if (other := seen.setdefault((experiment.model, *others), label)) != label:
+    config = trial.config
+    read = config.data, config.model.task
+    experiment = Experiment(config, devices, sources.get(read))
+    sources[read] = experiment.source
+    _check_run(experiment)
+
+    label = str(trial)
+    other = labels.setdefault(_identity(experiment), label)
+    if other != label:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
     keys[label] = costs.keys_per_query(experiment.model)
-    units[source.unit] = label
+    units[experiment.source.unit] = label
+
   if len(units) > 1:
-    found = ", ".join(f"{unit} with {x}" for unit, x in units.items())
-    raise ValueError(f"--vary: losses have different units: {found}")
-  if plan.equal and max(keys.values()) > MAX_RATIO * min(keys.values()):
-    found = ", ".join(f"{number:,.1f} with {x}" for x, number in keys.items())
+    examples = ", ".join(f"{x} with {units[x]}" for x in units)
+    raise ValueError(f"--vary: losses have different units: {examples}")
+  if plan.equal_keys and max(keys.values()) > MAX_RATIO * min(keys.values()):
+    examples = ", ".join(f"{keys[x]:,.1f} with {x}" for x in keys)
     raise ValueError(
-      f"--equal=keys: keys per query differ by more than 10 %: {found}"
+      f"--equal=keys: keys per query differ by more than 10 %: {examples}"
     )
   return [source.digest() for source in sources.values()]
 
 
-def _distinct(plan: Comparison) -> list[Trial]:
+def _check_run(experiment):
+  """Raises ValueError or OSError if a run is impossible."""
+  loop.check(experiment)
+  for split in "validation", "test":
+    _ = experiment.source.windows(split)[0]
+
+  config = experiment.config
+  if config.train.init_from:  # its weights are loaded, on a CPU
+    alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
+    cpu = jax.devices("cpu")[0]
+    warm_start.first_state(Experiment(alone, (cpu,), experiment.source))
+
+
+def _identity(experiment):
+  """What makes a run another one: the network, and fields of other groups."""
+  fields = schema.flatten(experiment.config)
+  rest = [x for x in fields.items() if not x[0].startswith("attention.")]
+  return experiment.model, *rest
+
+
+def _distinct(plan: Comparison) -> Iterable[Trial]:
   """Runs that differ in more than their seed."""
-  pairs = itertools.product(plan.choices, plan.candidates or [""])
-  seed = plan.seeds[-1] + bool(plan.tuned)  # the highest in use
-  final = [Trial(plan, *pair, seed) for pair in pairs]
-  return final + plan.tuning * bool(plan.tune_budget)
+  seed = plan.seeds[-1] + bool(plan.tune)  # the highest in use
+  candidates = plan.tune.values if plan.tune else [""]
+  for choice, candidate in itertools.product(plan.choices, candidates):
+    yield Trial(plan, choice, candidate, seed)
+  if plan.tune_budget:
+    yield from plan.tuning

@@ -6,14 +6,14 @@ import pathlib
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from sparse_transformer import atomic, patterns, tables
 from sparse_transformer.comparison.plan import Trial
-from sparse_transformer.figures import style
+from sparse_transformer.figures import curves, style
 from sparse_transformer.training.stopwatch import TIMES
 
 Record = dict[str, Any]
@@ -22,40 +22,59 @@ Table = list[tuple[str, ...]]
 
 # The columns of a curve, and the fields of the lines of metrics.
 COLUMNS = {"steps": "step"} | {x: x for x in (*TIMES, "bits_per_dim")}
-WIDTH, HEIGHT = 3.4, 3.4  # of a panel, in inches
-LETTER = 0.08  # width of one, in inches
-MARKERS = "os^Dv<>"  # at the end of a line, as a second way to tell them apart
+# The side of a panel, in inches.
+PANEL = 3.4
+# The width of a letter of the legend, in inches.
+LETTER = 0.08
+# Markers at the ends of lines are a second way to tell these apart.
+MARKERS = "os^Dv<>"
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
   """The validations in the lines of a run's metrics: {column: values}."""
-  lines = [line for line in lines if line["split"] == "validation"]
-  return {x: [round(line[y], 5) for line in lines] for x, y in COLUMNS.items()}
+  values = curves.series(lines, "validation", COLUMNS.values())
+  return {x: [round(y, 5) for y in values[COLUMNS[x]]] for x in COLUMNS}
 
 
-def tuning(trials: Iterable[Trial], found: Iterable[dict | None]) -> dict:
-  """The part of a record about a grid, from the scores of its runs."""
-  scores: dict[str, dict[str, float | None]] = {}
-  for trial, score in zip(trials, found, strict=True):
+def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
+  """The part of a record about a grid, from the scores of its runs.
+
+  Returns:
+    `scores`, the bits by choice and candidate, None if training diverged;
+    `best`, the candidate of each choice.
+
+  Raises:
+    ValueError: training diverged with every candidate of a choice.
+  """
+  table: dict[str, dict[str, float | None]] = {}
+  for trial, score in zip(trials, scores, strict=True):
     bits = score["bits_per_dim"] if score else None
-    scores.setdefault(trial.choice, {})[trial.candidate] = bits
+    table.setdefault(trial.choice, {})[trial.candidate] = bits
+
   best = {}
-  for choice, of_choice in scores.items():
-    known = [(x, c) for c, x in of_choice.items() if x is not None]
-    if not known:
+  for choice, row in table.items():
+    finite = [(x, c) for c, x in row.items() if x is not None]
+    if not finite:
       raise ValueError(
         f"--tune: with {choice}, training diverged with every value of --tune;"
         " give other values"
       )
-    best[choice] = min(known)[1]
-  return dict(scores=scores, best=best)
+    _, best[choice] = min(finite)
+  return dict(scores=table, best=best)
 
 
 def make_record(
-  about: Mapping[str, Any], runs: Sequence[Run], grid: dict | None = None
+  about: Mapping[str, Any], runs: Sequence[Run], grid: Run | None = None
 ) -> Record:
-  """The record of finished runs; `about`, `runs`, `tuning` as described."""
-  rows = [_row(about, runs, choice) for choice in about["choices"]]
+  """The record of finished runs, whose rows begin with the best choice.
+
+  Args:
+    about: what the comparison is, see `Comparison.about`, and how it was made.
+    runs: see `trials.collected`.
+    grid: see `tuning`.
+  """
+  first, *others = (of_choice(runs, choice) for choice in about["choices"])
+  rows = [_row(first), *(_row(x, first) for x in others)]
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(about={**about}, tuning=grid, rows=rows, runs=[*runs])
 
@@ -67,31 +86,32 @@ def time_of(about: Mapping[str, Any]) -> str:
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
   """The runs with a value of the field, by seed."""
-  found = [run for run in runs if run["choice"] == choice]
-  return sorted(found, key=lambda run: run["seed"])
+  runs = [run for run in runs if run["choice"] == choice]
+  return sorted(runs, key=lambda run: run["seed"])
 
 
-def _row(about, runs, choice):
-  first = about["choices"][0]
-  runs, others = of_choice(runs, choice), of_choice(runs, first)
-  bits, base = (
-    [run["validation"]["bits_per_dim"] for run in x] for x in (runs, others)
-  )
-  right = [run["validation"].get("accuracy") for run in runs]
-  tested = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
-  means = "keys", "steps", *TIMES
-  return dict(
-    choice=choice,
+def _row(runs, first=()):
+  """The row of a choice; with the runs of the first one, and the gap to it."""
+  bits = [run["validation"]["bits_per_dim"] for run in runs]
+  accuracy = [run["validation"].get("accuracy") for run in runs]
+  tests = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
+  row = dict(
+    choice=runs[0]["choice"],
     seeds=len(runs),
     validation=mean(bits),
     values=bits,
-    accuracy=mean(right) if None not in right else None,
-    gap=mean(bits, base) if choice != first else None,
-    test=mean(tested) if tested else None,
-    **{x: statistics.fmean(run[x] for run in runs) for x in means},
-    peak_bytes=max(run["peak_bytes"] for run in runs),
-    parameters=max(run["parameters"] for run in runs),
+    accuracy=None if None in accuracy else mean(accuracy),
+    gap=None,
+    test=mean(tests) if tests else None,
   )
+  if first:
+    minus = [run["validation"]["bits_per_dim"] for run in first]
+    row["gap"] = mean(bits, minus)
+  for name in "keys", "steps", *TIMES:
+    row[name] = statistics.fmean(run[name] for run in runs)
+  for name in "peak_bytes", "parameters":
+    row[name] = max(run[name] for run in runs)
+  return row
 
 
 def mean(
@@ -102,14 +122,20 @@ def mean(
   The error is half of the 95 % confidence interval, from Student's t with the
   degrees of freedom of Welch; None if there is a single value.
   """
-  groups = [x for x in (values, minus) if x]
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
-  if min(map(len, groups)) < 2:
+  samples = [x for x in (values, minus) if x]
+  if min(map(len, samples)) < 2:
     return dict(mean=center, error=None)
-  squares = [statistics.variance(x) / len(x) for x in groups]
-  total = sum(squares)
-  parts = [x**2 / (len(y) - 1) for x, y in zip(squares, groups, strict=True)]
-  freedom = total**2 / sum(parts) if total else 1
+
+  # The variance of the difference, and what its degrees of freedom follow from.
+  total = 0.0
+  weight = 0.0
+  for sample in samples:
+    square = statistics.variance(sample) / len(sample)
+    total += square
+    weight += square**2 / (len(sample) - 1)
+
+  freedom = total**2 / weight if weight else 1
   error = math.sqrt(total) * float(special.stdtrit(freedom, 0.975))
   return dict(mean=center, error=error)
 
@@ -121,123 +147,163 @@ def write_record(path: pathlib.Path, record: Record) -> None:
   atomic.write_text(path, text + "\n")
 
 
-def over_seeds(runs: Sequence[Run], axis: str) -> tuple[np.ndarray, ...]:
-  """(x, mean, lowest, highest) of the curves of several seeds.
+class Band(NamedTuple):
+  """The curves of several seeds."""
 
-  x are the points within all curves at which any seed was validated; there,
+  x: np.ndarray
+  mean: np.ndarray
+  lowest: np.ndarray
+  highest: np.ndarray
+
+
+def over_seeds(runs: Sequence[Run], axis: str) -> Band:
+  """The curves of several seeds by a column of `COLUMNS`.
+
+  `x` are the points within all curves at which any seed was validated; there,
   the other curves are interpolated linearly.
   """
-  names = axis, "bits_per_dim"
-  curves = [np.array([run["curve"][x] for x in names], float) for run in runs]
-  first = max(x[0] for x, _ in curves)
-  last = min(x[-1] for x, _ in curves)
-  x = np.unique(np.concatenate([x for x, _ in curves]))
-  x = x[(first <= x) & (x <= last)]
-  if not len(x):  # single validations, at different times
-    x = np.array([last])
-  bits = np.stack([np.interp(x, *curve) for curve in curves])
-  return x, bits.mean(0), bits.min(0), bits.max(0)
+  curves = [run["curve"] for run in runs]
+  first = max(curve[axis][0] for curve in curves)
+  last = min(curve[axis][-1] for curve in curves)
+  points = {last}  # alone if these are single validations, at different times
+  for curve in curves:
+    points.update(x for x in curve[axis] if first <= x <= last)
+
+  x = np.array(sorted(points), float)
+  bits = [np.interp(x, y[axis], y["bits_per_dim"]) for y in curves]
+  return Band(
+    x=x,
+    mean=np.mean(bits, axis=0),
+    lowest=np.min(bits, axis=0),
+    highest=np.max(bits, axis=0),
+  )
 
 
 def ranking(record: Record) -> Table:
   """The rows of a record as cells of text, below titles of what is known."""
-  about, rows = record["about"], record["rows"]
-  time = time_of(about)
-  by_seed = lambda row: ", ".join(f"{x:.4f}" for x in row["values"])
-  columns = {
-    about["field"]: [row["choice"] for row in rows],
-    f"validation, {about['unit']}": [_mean(row["validation"]) for row in rows],
-    f"minus {about['choices'][0]}": [_mean(row["gap"], "+") for row in rows],
-    "accuracy": [_mean(row["accuracy"]) for row in rows],
-    "test": [_mean(row["test"]) for row in rows],
-    "by seed": [by_seed(row) for row in rows],
-    "keys": [f"{row['keys']:,.1f}" for row in rows],
-    "steps": [f"{row['steps']:,.0f}" for row in rows],
-    time.replace("_", " "): [f"{row[time]:,.1f}" for row in rows],
-    "peak": [f"{x['peak_bytes'] / 2**20:,.0f} MiB" for x in rows],
-  }
-  known = [(x, *y) for x, y in columns.items() if {*y} != {"-"}]
+  cells = [_cells(row, record["about"]) for row in record["rows"]]
+  columns = {x: tuple(row[x] for row in cells) for x in cells[0]}
+  known = [(x, *column) for x, column in columns.items() if {*column} != {"-"}]
   return [*zip(*known, strict=True)]
+
+
+def _cells(row, about):
+  """{title: cell} of a row."""
+  time = time_of(about)
+  return {
+    about["field"]: row["choice"],
+    f"validation, {about['unit']}": _mean(row["validation"]),
+    f"minus {about['choices'][0]}": _mean(row["gap"], "+"),
+    "accuracy": _mean(row["accuracy"]),
+    "test": _mean(row["test"]),
+    "by seed": ", ".join(f"{x:.4f}" for x in row["values"]),
+    "keys": f"{row['keys']:,.1f}",
+    "steps": f"{row['steps']:,.0f}",
+    time.replace("_", " "): f"{row[time]:,.1f}",
+    "peak": f"{row['peak_bytes'] / 2**20:,.0f} MiB",
+  }
 
 
 def _mean(value, sign=""):
   if value is None:
     return "-"
-  text, error = f"{value['mean']:{sign}.4f}", value["error"]
+  text = f"{value['mean']:{sign}.4f}"
+  error = value["error"]
   return text if error is None else f"{text} ± {error:.4f}"
 
 
 def notes(record: Record) -> str:
   """Explains the numbers of the table, and the figure."""
-  about, best = record["about"], record["rows"][0]
-  text, lines = "One seed.", "of one seed"
-  if (seeds := about["seeds"]) > 1:
+  about = record["about"]
+  seeds = about["seeds"]
+  text = "One seed."
+  line = "of one seed"
+  if seeds > 1:
     text = f"Mean of {seeds} seeds ± half of its 95 % confidence interval."
-    lines = "the mean of all seeds, in a band from the lowest to the highest"
+    line = "the mean of all seeds, in a band from the lowest to the highest"
+
   number = about["config"]["eval"]["sequences"]
-  some = f"the first {number} sequences" if number else "the entire split"
+  part = f"the first {number} sequences" if number else "the entire split"
   return (
     f"{text} Validation: the entire split, scored by the best of each run's"
     " checkpoints in float32. Test: scored once, for the best on validation,"
-    f" {best['choice']}. Keys: per query, the mean over heads and layers. In"
-    f" the figure: validations during training, of {some}; a line is {lines};"
-    " its marker is the score of the table."
+    f" {record['rows'][0]['choice']}. Keys: per query, the mean over heads and"
+    f" layers. In the figure: validations during training, of {part}; a line is"
+    f" {line}; its marker is the score of the table."
     f" By `{about['command']}`, commit {about['commit'] or 'unknown'}."
   )
 
 
 def grid(record: Record) -> tuple[Table, str]:
   """A table of tuning, the best of each choice in brackets; and its note."""
-  about, found = record["about"], record["tuning"]
+  about = record["about"]
   tuned, candidates = about["tune"]
   cells = [(about["field"], *(f"{tuned}={x}" for x in candidates))]
-  for choice, scores in found["scores"].items():
+  at_edge = []
+  for choice, scores in record["tuning"]["scores"].items():
     texts = ["diverged" if x is None else f"{x:.4f}" for x in scores.values()]
-    best = candidates.index(found["best"][choice])
+    best = candidates.index(record["tuning"]["best"][choice])
     texts[best] = f"[{texts[best]}]"
     cells.append((choice, *texts))
+    if best in (0, len(candidates) - 1):
+      at_edge.append(choice)
+
   kind, amount = about["tune_budget"] or about["budget"]
   note = (
     f"Bits on the validation split of one run each of {amount:,g}"
     f" {kind.replace('_', ' ')}, of a seed that is not compared. In brackets:"
     " the best, used for the other runs."
   )
-  ends = candidates[0], candidates[-1]
-  if edge := [choice for choice, x in found["best"].items() if x in ends]:
-    note += f" At the edge, so a value beyond may be better: {', '.join(edge)}."
+  if at_edge:
+    choices = ", ".join(at_edge)
+    note += f" At the edge, so a value beyond may be better: {choices}."
   return cells, note
 
 
 def draw_curves(record: Record) -> "style.Figure":
   """Validation bits by time and by steps, up to the score of the table."""
-  about, runs = record["about"], record["runs"]
-  names = [*map(patterns.shorten, about["choices"])]
-  width = 2 * WIDTH + LETTER * (5 + max(map(len, names)))
-  figure, panels = style.subplots(1, 2, width, max(HEIGHT, 0.22 * len(names)))
-  axes = time_of(about), "steps"
-  scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
-  for axis, panel in zip(axes, panels[0], strict=True):
-    for i, choice in enumerate(about["choices"]):
-      found = over_seeds(of_choice(runs, choice), axis)
-      color = style.COLORS[i % len(style.COLORS)]
-      end = dict(marker=MARKERS[i % len(MARKERS)], markevery=[-1], ms=4.5)
-      curve = np.c_[found[:2], [found[0][-1], scores[choice]]]
-      panel.plot(*curve, color=color, lw=1.6, **end)
-      panel.fill_between(found[0], *found[2:], color=color, alpha=0.2, lw=0)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.grid(color=style.GRID, lw=0.6)
-    panel.set_xlabel(axis.replace("_", " "))
-    panel.set_xlim(left=0)
-    panel.xaxis.set_major_formatter("{x:,.10g}")
-    panel.locator_params(axis="x", nbins=6)
-  first, second = panels[0]
-  second.sharey(first)
-  figure.legend(first.lines, names, loc="outside right upper", frameon=False)
-  first.set_ylabel(f"validation, {about['unit']}")
-  sizes = {run["tokens_per_step"] for run in runs}
+  about = record["about"]
+  names = [patterns.shorten(choice) for choice in about["choices"]]
+  width = 2 * PANEL + LETTER * (5 + max(map(len, names)))
+  height = max(PANEL, 0.22 * len(names))
+  figure, panels = style.subplots(1, 2, width, height)
+  by_time, by_steps = panels[0]
+  _draw_panel(by_time, record, time_of(about))
+  _draw_panel(by_steps, record, "steps")
+
+  by_steps.sharey(by_time)
+  by_time.set_ylabel(f"validation, {about['unit']}")
+  sizes = {run["tokens_per_step"] for run in record["runs"]}
   if len(sizes) == 1:
-    second.set_xlabel(f"steps of {sizes.pop():,} tokens")
+    by_steps.set_xlabel(f"steps of {sizes.pop():,} tokens")
+  figure.legend(by_time.lines, names, loc="outside right upper", frameon=False)
   return figure
+
+
+def _draw_panel(panel, record, axis):
+  """Draws the curve of each choice by a column of `COLUMNS`."""
+  scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
+  for i, choice in enumerate(record["about"]["choices"]):
+    band = over_seeds(of_choice(record["runs"], choice), axis)
+    color = style.COLORS[i % len(style.COLORS)]
+    panel.plot(
+      np.append(band.x, band.x[-1]),
+      np.append(band.mean, scores[choice]),
+      color=color,
+      lw=1.6,
+      marker=MARKERS[i % len(MARKERS)],
+      markevery=[-1],
+      ms=4.5,
+    )
+    panel.fill_between(
+      band.x, band.lowest, band.highest, color=color, alpha=0.2, lw=0
+    )
+
+  style.open_frame(panel)
+  panel.set_xlabel(axis.replace("_", " "))
+  panel.set_xlim(left=0)
+  panel.xaxis.set_major_formatter("{x:,.10g}")
+  panel.locator_params(axis="x", nbins=6)
 
 
 def render(record: Record) -> str:

@@ -1,6 +1,7 @@
 """The runs of a comparison, in processes, and what their folders hold."""
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,48 +16,61 @@ from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.stopwatch import TIMES
 
-ENDED, DIVERGED = "end", "diverged"  # the last lines of metrics.jsonl
-Shares = Sequence[jobs.Share]
+# What the last line of metrics.jsonl is about.
+ENDED = "end"
+DIVERGED = "diverged"
+Parts = Sequence[jobs.MachinePart]
 
 
-def run_all(trials: Sequence[Trial], among: Shares) -> None:
+def run_all(trials: Sequence[Trial], parts: Parts) -> None:
   """Trains runs that have not ended, and scores them; tuning may diverge."""
   tasks = []
   for trial in trials:
     if _last(trial) == ENDED or _has_diverged(trial):
       continue  # `score_all` scores it where that was not done
-    words = config_lib.overrides(trial.plan.preset, trial.config)
-    if trial.budget[0] in TIMES:
-      words.append("--limit={}:{}".format(*trial.budget))
-    job = _job(trial, "", "train.py", words)
-    fails = lambda x=trial: not _has_diverged(x)
-    command = [job.command[0], run.__file__, *job.command[1:]]
-    tasks.append(job._replace(command=command, is_failure=fails))
-  jobs.call(tasks, among)
-  score_all(trials, "validation", among)
+    flags = config_lib.overrides(trial.plan.preset, trial.config)
+    kind, amount = trial.budget
+    if kind in TIMES:
+      flags.append(f"--limit={kind}:{amount}")
+    job = _job(trial, "train.py", flags)
+    python, *rest = job.command
+    tasks.append(
+      job._replace(
+        command=[python, run.__file__, *rest],
+        is_failure=functools.partial(_has_failed, trial),
+      )
+    )
+
+  jobs.call(tasks, parts)
+  score_all(trials, "validation", parts)
 
 
 def _has_diverged(trial):
   return trial.seed is None and _last(trial) == DIVERGED
 
 
-def score_all(trials: Iterable[Trial], split: str, among: Shares) -> None:
+def _has_failed(trial):
+  return not _has_diverged(trial)
+
+
+def score_all(trials: Iterable[Trial], split: str, parts: Parts) -> None:
   """Scores the best checkpoints on a split, where that was not done yet."""
   tasks = []
   for trial in trials:
     if _last(trial) == ENDED and not evaluation(trial, split):
-      words = [f"--split={split}", "--step=best"]
-      tasks.append(_job(trial, f": {split}", "eval.py", words))
-  jobs.call(tasks, among)
+      flags = [f"--split={split}", "--step=best"]
+      tasks.append(_job(trial, "eval.py", flags, remark=f": {split}"))
+  jobs.call(tasks, parts)
 
 
-def _job(trial, remark, script, words):
+def _job(trial, script, flags, remark=""):
   path = version.ROOT / script
   if not path.exists():  # the library was installed without it
     raise FileNotFoundError(f"{path} is missing; run compare in a clone")
+  command = [sys.executable, str(path), f"--config={trial.plan.file}"]
+  command += [f"--workdir={trial.workdir}", *flags]
   label = f"{trial}, seed {trial.config.train.seed}{remark}"
-  words = [f"--config={trial.plan.file}", f"--workdir={trial.workdir}", *words]
-  return jobs.Job(label, trial.workdir, [sys.executable, str(path), *words])
+  return jobs.Job(label, trial.workdir, command)
 
 
 def _last(trial: Trial) -> str | None:
@@ -64,6 +78,7 @@ def _last(trial: Trial) -> str | None:
   if (trial.workdir / "config.json").exists():
     before = config_lib.read_config(trial.workdir)
     config_lib.compare(before, trial.config, (), trial.workdir)
+
   path = trial.workdir / "metrics.jsonl"
   lines = metrics.read(trial.workdir) if path.exists() else []
   return lines[-1]["split"] if lines else None
@@ -71,29 +86,46 @@ def _last(trial: Trial) -> str | None:
 
 def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
   """The score of a run's best checkpoint on a split; None if there is none."""
-  found = []
-  about = dict(split=split, min_context=0, weights="ema", dtype="float32")
+  expected = dict(split=split, min_context=0, weights="ema", dtype="float32")
   with contextlib.suppress(FileNotFoundError):  # they may be gone by now
-    about["step"] = Saved(trial.workdir).find("best")
-  for path in sorted((trial.workdir / "evaluations").glob("*.json")):
-    with contextlib.suppress(ValueError, TypeError, KeyError):  # damaged
-      result = atomic.read_json(path)
-      is_own = about.items() <= result.items() and not result.get("overrides")
-      if is_own and math.isfinite(result["bits_per_dim"]):
-        found.append(result)
-  return min(found, key=lambda x: (x["bits_per_dim"], x["step"]), default=None)
+    expected["step"] = Saved(trial.workdir).find("best")
+
+  results = []
+  folder = trial.workdir / "evaluations"
+  for path in sorted(folder.glob("*.json")):
+    result = _read_score(path, expected)
+    if result:
+      results.append(result)
+  best_first = lambda result: (result["bits_per_dim"], result["step"])
+  return min(results, key=best_first, default=None)
+
+
+def _read_score(path, expected):
+  """A score that has the expected fields; None if not, or if it is damaged."""
+  try:
+    result = atomic.read_json(path)
+    is_finite = math.isfinite(result["bits_per_dim"])
+    is_expected = expected.items() <= result.items()
+    if is_finite and is_expected and not result.get("overrides"):
+      return result
+  except (ValueError, TypeError, KeyError, AttributeError):
+    pass
+  return None
 
 
 def scored(trial: Trial, split: str) -> dict[str, Any] | None:
   """The numbers of `evaluation`, for a record."""
-  found = evaluation(trial, split)
-  return found and {x: y for x, y in found.items() if type(y) in (int, float)}
+  result = evaluation(trial, split)
+  if result is None:
+    return None
+  return {k: v for k, v in result.items() if type(v) in (int, float)}
 
 
 def collected(trial: Trial) -> record.Run:
   """A run of the record, without its test, from its folder."""
-  lines, experiment = metrics.read(trial.workdir), Experiment(trial.config)
-  steps, curve = lines[-1]["step"], record.curve(lines)
+  lines = metrics.read(trial.workdir)
+  network = Experiment(trial.config).model
+  curve = record.curve(lines)
   validation: Any = evaluation(trial, "validation")
   saved = Saved(trial.workdir).describe(validation["step"])
   return dict(
@@ -101,12 +133,12 @@ def collected(trial: Trial) -> record.Run:
     seed=trial.seed,
     unit=validation["unit"],
     commit=saved.get("commit") or "unknown",
-    steps=steps,
-    tokens_per_step=trial.config.train.batch_size * experiment.model.length,
-    keys=costs.keys_per_query(experiment.model),
-    parameters=count_parameters(experiment.model),
+    steps=lines[-1]["step"],
+    tokens_per_step=trial.config.train.batch_size * network.length,
+    keys=costs.keys_per_query(network),
+    parameters=count_parameters(network),
     peak_bytes=lines[-1]["peak_bytes"],
-    **{x: curve[x][-1] for x in TIMES},  # the last step is validated
+    **{time: curve[time][-1] for time in TIMES},  # the last step is validated
     best_step=validation["step"],
     validation=scored(trial, "validation"),
     test=None,

@@ -1,33 +1,44 @@
 """Bits by training step, and by position."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparse_transformer.figures import style
 
-WIDTH, HEIGHT = 5, 3.2  # inches
-PANEL = 2.6  # side of a channel
-LEAST = 0.01  # bits between the ends of the colors, so that noise looks flat
-BLOCKS = 64  # of positions whose means are drawn
-MAX_POINTS = 5000  # of a curve, evenly spaced
-Lines = Sequence[Mapping[str, Any]]  # the lines of metrics.jsonl
+# Inches of a figure with a single panel.
+WIDTH = 5
+HEIGHT = 3.2
+# The side of a channel, in inches.
+PANEL = 2.6
+# The least bits between the ends of the colors, so that noise looks flat.
+LEAST = 0.01
+# The number of blocks of positions whose means are drawn.
+BLOCKS = 64
+LOOKS = {
+  "train": dict(color=style.LIGHT, lw=0.8),
+  "validation": dict(color=style.DARK, lw=2, marker="."),
+}
+# The lines of metrics.jsonl.
+Lines = Iterable[Mapping[str, Any]]
 
 
-def bits_by_step(lines: Lines, unit: str) -> "style.Figure":
+def series(
+  lines: Lines, split: str, fields: Iterable[str]
+) -> dict[str, list[float]]:
+  """The values of some fields in the lines of a split: {field: values}."""
+  of_split = [line for line in lines if line["split"] == split]
+  return {field: [line[field] for line in of_split] for field in fields}
+
+
+def bits_by_step(lines: Sequence[Mapping], unit: str) -> "style.Figure":
   """A figure with the curves of a run: training and validation."""
   figure, axis = _axis(xlabel="step", ylabel=unit)
-  for split, look in (
-    ("train", dict(color=style.LIGHT, lw=0.8)),
-    ("validation", dict(color=style.DARK, lw=2, marker=".")),
-  ):
-    known = [line for line in lines if line["split"] == split]
-    # More points than a figure has pixels are not seen, and take seconds.
-    known = known[:: -(-len(known) // MAX_POINTS) or 1]
-    if known:
-      steps, bits = np.array([(x["step"], x["bits_per_dim"]) for x in known]).T
-      _plot(axis, steps, bits, label=split, **look)
+  for split, look in LOOKS.items():
+    values = series(lines, split, ("step", "bits_per_dim"))
+    if values["step"]:
+      _plot(axis, values["step"], values["bits_per_dim"], label=split, **look)
       axis.legend(frameon=False)
   return figure
 
@@ -37,26 +48,42 @@ def bits_by_position(
 ) -> "style.Figure":
   """A figure of mean bits by position in the window: how context is used.
 
-  Bits are nan where a position was not scored. Positions that only the first
-  window scores are left out. The result is what `eval.py` prints.
+  Positions that only the first window scores are left out.
+
+  Args:
+    bits_L: bits, nan where a position was not scored.
+    result: what `eval.py` prints.
   """
-  first, last = result["min_context"] + 1, len(bits_L)
-  shown, scaled = bits_L[first - 1 :], last >= 10 * first
+  min_context = result["min_context"]
   label = "position in window"
-  if first > 1:
-    label += f", with at least {first - 1:,} before it"
+  if min_context:
+    label += f", with at least {min_context:,} before it"
   figure, axis = _axis(xlabel=label, ylabel=result["unit"])
   axis.set_title(_title(result), fontsize="medium")
-  axis.plot(np.arange(first, last + 1), shown, ".", ms=2, color=style.LIGHT)
+
+  shown = bits_L[min_context:]
+  first = min_context + 1
+  end = len(bits_L) + 1
+  axis.plot(np.arange(first, end), shown, ".", ms=2, color=style.LIGHT)
+
   # Positions are averaged over blocks that look equally wide.
-  space = np.geomspace if scaled else np.linspace
-  bounds = np.unique(space(first, last + 1, BLOCKS + 1).round().astype(int))
-  centers = (bounds[:-1] + bounds[1:] - 1) / 2
-  means = _mean_of_blocks(shown, bounds[:-1] - first)
+  is_scaled = end > 10 * first
+  space = np.geomspace if is_scaled else np.linspace
+  bounds = space(first, end, BLOCKS + 1).round()
+  bounds = np.unique(bounds.astype(int))
+  starts = bounds[:-1]
+  centers = (starts + bounds[1:] - 1) / 2
+  means = _mean_of_blocks(shown, starts - first)
   _plot(axis, centers, means, color=style.DARK)
-  if (bits := result["bits_per_dim"]) is not None:
-    axis.axhline(bits, color=style.GRAY, lw=0.8, ls="--")
-  if scaled:
+  if result["bits_per_dim"] is not None:
+    axis.axhline(
+      result["bits_per_dim"],
+      color=style.GRAY,
+      lw=0.8,
+      ls="--",
+    )
+
+  if is_scaled:
     axis.set_xscale("log", subs=[])  # no minor ticks
     axis.xaxis.get_major_locator().set_params(subs=(1, 2, 5))
     axis.xaxis.set_major_formatter("{x:,.0f}")
@@ -71,33 +98,44 @@ def bits_by_pixel(
   width = max(WIDTH, PANEL * channels + 1)
   figure, axes = style.subplots(1, channels, width, PANEL + 1)
   figure.suptitle(_title(result), fontsize="medium")
+
   # A few extremes, such as the first pixel, would take most of the colors.
   low, high = np.nanpercentile(bits_L, (1, 99))
-  look = dict(vmin=low, vmax=max(high, low + LEAST), interpolation="nearest")
+  high = max(high, low + LEAST)
   names = ("red", "green", "blue") if channels == 3 else [""] * channels
-  for i, (axis, name) in enumerate(zip(axes[0], names, strict=True)):
-    pixels = bits_L.reshape(shape)[..., i]
-    image = axis.imshow(pixels, aspect="auto", **look)
-    axis.set(xlabel="column", ylabel="row", title=name)
-  figure.colorbar(image, ax=[*axes[0]], label=result["unit"], extend="both")
+  pixels = bits_L.reshape(shape)
+  for i, axis in enumerate(axes[0]):
+    image = axis.imshow(
+      pixels[..., i],
+      aspect="auto",
+      interpolation="nearest",
+      vmin=low,
+      vmax=high,
+    )
+    axis.set(xlabel="column", ylabel="row", title=names[i])
+
+  figure.colorbar(
+    image,
+    ax=[*axes[0]],
+    label=result["unit"],
+    extend="both",
+  )
   return figure
 
 
 def _title(result):
   title = "{split}, step {step}, min_context {min_context}".format(**result)
-  bits, overrides = result["bits_per_dim"], result["overrides"]
-  title = title if bits is None else f"{title}: {bits:.4f}"
-  return "\n".join([title, *(f"{k}={v}" for k, v in overrides.items())])
+  if result["bits_per_dim"] is not None:
+    title += f": {result['bits_per_dim']:.4f}"
+  overrides = [f"{k}={v}" for k, v in result["overrides"].items()]
+  return "\n".join([title, *overrides])
 
 
-def _axis(**labels):
+def _axis(xlabel, ylabel):
   """A figure, and its only axes, with whole numbers below them."""
-  figure, axes = style.subplots(1, 1, WIDTH, HEIGHT)
-  axis = axes[0, 0]
-  axis.set(**labels)
-  axis.spines[["top", "right"]].set_visible(False)
-  axis.set_axisbelow(True)
-  axis.grid(color=style.GRID, lw=0.6)
+  figure, ((axis,),) = style.subplots(1, 1, WIDTH, HEIGHT)
+  axis.set(xlabel=xlabel, ylabel=ylabel)
+  style.open_frame(axis)
   axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
   axis.ticklabel_format(axis="x", style="plain", useOffset=False)
   return figure, axis

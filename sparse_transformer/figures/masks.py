@@ -1,6 +1,5 @@
 """Pictures of attention patterns, like Figure 3 of Child et al. 2019."""
 
-import functools
 import os
 import re
 import textwrap
@@ -12,38 +11,52 @@ import numpy as np
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
 
-MAX_LENGTH = 4096  # positions of a matrix that are drawn
-MAX_CELLS = 256  # cells on a side of an image: more would not be visible
-MAX_OUTLINED = 32  # cells on a side that are separated by lines
-MAX_PANELS = 12  # patterns in one picture
+# As many positions of a matrix are drawn.
+MAX_LENGTH = 4096
+# An image has as many cells on a side: more would not be visible.
+MAX_CELLS = 256
+# Up to as many cells on a side are separated by lines.
+MAX_OUTLINED = 32
+# As many patterns are in one picture.
+MAX_PANELS = 12
 ALL_QUERIES = "of all queries,\none per row"
-PANEL = 2.4  # side of a panel in inches
-LINE = 28  # characters of a title that fit on a line above a panel
-MAX_LINES = 8  # of them for one pattern
+# The side of a panel, in inches.
+PANEL = 2.4
+# As many characters of a title fit on a line above a panel.
+LINE = 28
+# The title of a pattern has as many lines.
+MAX_LINES = 8
 # Values of a cell; 0: not attended to; MAYBE: that depends on the content.
-KEY, QUERY, MAYBE = 1, 2, 3
-PALEST = 0.5  # fraction of its color that a lone key keeps among joined cells
+KEY = 1
+QUERY = 2
+MAYBE = 3
+# A lone key keeps this fraction of its color among joined cells.
+PALEST = 0.5
 
-Layers = Sequence[Sequence[Pattern]]  # the heads of each layer
+# The heads of each layer.
+Layers = Sequence[Sequence[Pattern]]
 
 
 def save_patterns(
   path: str | os.PathLike, layers: Layers, shape: Sequence[int], length: int
 ) -> None:
   """Draws the first 12 patterns of a network as `panels`."""
-  places: dict[Pattern, tuple[set[int], set[int]]] = {}
+  layers_of: dict[Pattern, set[int]] = {}
+  heads_of: dict[Pattern, set[int]] = {}
   for layer, heads in enumerate(layers):
     for head, pattern in enumerate(heads):
-      in_layers, as_heads = places.setdefault(pattern, (set(), set()))
-      in_layers.add(layer)
-      as_heads.add(head)
-  drawn = list(places)[:MAX_PANELS]
-  sizes = len(layers), len(layers[0])
-  titles = [
-    "{}\nlayers: {}; heads: {}".format(p, *map(first_few, places[p], sizes))
-    for p in drawn
-  ]
-  note = f"and {more:,} more" if (more := len(places) - len(drawn)) else ""
+      layers_of.setdefault(pattern, set()).add(layer)
+      heads_of.setdefault(pattern, set()).add(head)
+
+  drawn = [*layers_of][:MAX_PANELS]
+  titles = []
+  for pattern in drawn:
+    in_layers = first_few(layers_of[pattern], len(layers))
+    as_heads = first_few(heads_of[pattern], len(layers[0]))
+    titles.append(f"{pattern}\nlayers: {in_layers}; heads: {as_heads}")
+
+  left = len(layers_of) - len(drawn)
+  note = f"and {left:,} more" if left else ""
   style.save(panels(titles, drawn, shape, length, note), path)
 
 
@@ -53,9 +66,11 @@ def first_few(numbers: Iterable[int], size: int) -> str:
   >>> first_few(range(0, 128, 4), 128), first_few(range(9), 9)
   ('0, 4, 8, 12 ...', 'all')
   """
-  if len(numbers := sorted(numbers)) == size:
+  numbers = sorted(numbers)
+  if len(numbers) == size:
     return "all"
-  return ", ".join(map(str, numbers[:4])) + " ..." * (len(numbers) > 4)
+  few = ", ".join(map(str, numbers[:4]))
+  return f"{few} ..." if len(numbers) > 4 else few
 
 
 def panels(
@@ -73,12 +88,15 @@ def panels(
   """
   for pattern in patterns:
     pattern.check(length)
+
   labels = "keys of one query,\nby position", ALL_QUERIES
   figure, axes = columns(titles, labels, note)
   for (top, bottom), pattern in zip(axes.T, patterns, strict=True):
     show(top, image_of_query(pattern, length, shape), aspect="auto")
     show(bottom, image_of_matrix(pattern, min(length, MAX_LENGTH)))
-    notes = ["yellow: depends on the content"] * bool(pattern.contents())
+    notes = []
+    if pattern.contents():
+      notes.append("yellow: depends on the content")
     if length > MAX_LENGTH:
       notes.append(f"the first {MAX_LENGTH:,} of {length:,}")
     bottom.set_xlabel("\n".join(notes))
@@ -89,15 +107,15 @@ def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
 ) -> "tuple[style.Figure, np.ndarray]":
   """A figure with two panels below each title, and its axes [2, titles]."""
-  fill = functools.partial(textwrap.fill, width=LINE, max_lines=MAX_LINES)
-  wrapped = [
-    "\n".join(fill(line, placeholder=" ...") for line in title.splitlines())
-    for title in map(_whole_terms, titles)
-  ]
-  lines = 1 + max(title.count("\n") for title in wrapped)
-  height = 2 * PANEL + 0.2 * lines + 0.25 * len(above.splitlines())
-  width = PANEL * max(len(titles), 2 if above else 1)
-  figure, axes = style.subplots(2, len(titles), width, height)
+  wrapped = [_wrapped(title) for title in titles]
+  lines = max(title.count("\n") for title in wrapped)
+  height = 2 * PANEL + 0.2 * (1 + lines)
+  height += 0.25 * len(above.splitlines())
+  number = len(titles)
+  # A line above needs the width of two panels.
+  width = PANEL * max(number, 2 if above else 1)
+
+  figure, axes = style.subplots(2, number, width, height)
   for axis, title in zip(axes[0], wrapped, strict=True):
     axis.set_title(title, fontsize="medium", color=style.DARK)
   for axis, label in zip(axes[:, 0], labels, strict=True):
@@ -107,10 +125,19 @@ def columns(
   return figure, axes
 
 
-def _whole_terms(title):
-  """A title that breaks within no parentheses which fit on a line."""
-  whole = lambda x: x[0].replace(" ", "\xa0" if len(x[0]) <= LINE else " ")
-  return re.sub(r"\w*\([^()]*\)", whole, title)
+def _wrapped(title):
+  """A title in short lines, within no parentheses which fit on a line."""
+
+  def whole(term):
+    return term[0].replace(" ", "\xa0" if len(term[0]) <= LINE else " ")
+
+  wrap = textwrap.TextWrapper(
+    width=LINE,
+    max_lines=MAX_LINES,
+    placeholder=" ...",
+  )
+  lines = re.sub(r"\w*\([^()]*\)", whole, title).splitlines()
+  return "\n".join(map(wrap.fill, lines))
 
 
 def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
@@ -118,11 +145,25 @@ def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
   axis.imshow(image, aspect=aspect, interpolation="nearest")
   axis.set(xticks=[], yticks=[])
   axis.spines[:].set_color(style.GRID)
+
   rows, columns = image.shape[:2]
-  if max(rows, columns) <= MAX_OUTLINED:
-    lines = dict(color=style.GRID, lw=0.5)
-    axis.hlines(np.arange(0.5, rows - 1), -0.5, columns - 0.5, **lines)
-    axis.vlines(np.arange(0.5, columns - 1), -0.5, rows - 0.5, **lines)
+  if max(rows, columns) > MAX_OUTLINED:
+    return
+
+  _separate(axis.hlines, rows, columns)
+  _separate(axis.vlines, columns, rows)
+
+
+def _separate(draw, number, length):
+  """Draws lines of a length between a number of cells."""
+  between = np.arange(0.5, number - 1)
+  draw(
+    between,
+    -0.5,
+    length - 0.5,
+    color=style.GRID,
+    lw=0.5,
+  )
 
 
 def shown_query(n: int) -> int:
@@ -139,21 +180,25 @@ def image_of_query(
   pattern: Pattern, length: int, shape: Sequence[int]
 ) -> np.ndarray:
   """RGB image of what a query in the lower half sees, in data of a shape."""
-  query, cells = shown_query(length), np.zeros(np.prod(shape), np.uint8)
+  query = shown_query(length)
+  cells = np.zeros(np.prod(shape), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
   in_data = cells.reshape(shape[0], -1)
-  return paint(in_data, *map(cell_size, in_data.shape))
+  rows, columns = in_data.shape
+  return paint(in_data, cell_size(rows), cell_size(columns))
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
   """RGB image of the pairs of the first n positions, without an n x n array."""
-  i, size = np.arange(n, dtype=np.int32), cell_size(n)
+  keys = np.arange(n, dtype=np.int32)
+  size = cell_size(n)
   strips = []
   for start in range(0, n, size):
-    q = i[start : start + size, None]
-    cells = _cells(pattern, q, i)
-    strips.append(paint(np.where(q == i, QUERY, cells), size, size))
+    queries = keys[start : start + size, None]
+    cells = _cells(pattern, queries, keys)
+    cells = np.where(queries == keys, QUERY, cells)
+    strips.append(paint(cells, size, size))
   return np.concatenate(strips)
 
 
@@ -170,15 +215,21 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
 
   A pixel is paler if fewer of its cells are keys; any query in it hides them.
   """
-  colors = "#ffffff", style.LIGHT, style.DARK, style.PALE
-  nothing, key, query, maybe = map(style.rgb, colors)
-  share = pool((cells > 0) & (cells != MAYBE), height, width)[..., None]
-  shade = np.where(share > 0, PALEST + (1 - PALEST) * share, 0)
-  painted = nothing + (key - nothing) * shade
-  has_maybe = pool(cells == MAYBE, height, width)[..., None] > 0
-  painted = np.where(has_maybe & (share == 0), maybe, painted)
-  has_query = pool(cells == QUERY, height, width)[..., None] > 0
-  return np.where(has_query, query, painted).round().astype(np.uint8)
+  is_query = cells == QUERY
+  keys = pool(is_query | (cells == KEY), height, width)
+  maybe = pool(cells == MAYBE, height, width)
+  queries = pool(is_query, height, width)
+
+  # A lone key keeps some color.
+  shade = PALEST + (1 - PALEST) * keys
+  shade[keys == 0] = 0
+  white = style.rgb("#ffffff")
+  to_blue = style.rgb(style.LIGHT) - white
+  image = white + to_blue * shade[..., None]
+  maybe[keys > 0] = 0
+  image[maybe > 0] = style.rgb(style.PALE)
+  image[queries > 0] = style.rgb(style.DARK)
+  return image.round().astype(np.uint8)
 
 
 def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:

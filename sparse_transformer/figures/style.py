@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,12 +12,22 @@ if TYPE_CHECKING:  # slow to import, and needed only to draw
   from matplotlib.figure import Figure
 
 DPI = 150
-DARK, LIGHT, GRAY, GRID = "#1b3a5c", "#8fb8de", "#66758a", "#e3e8ee"
-PALE, PALER = "#fbeac0", "#dbe8f5"  # yellow, blue
+DARK = "#1b3a5c"
+LIGHT = "#8fb8de"
+GRAY = "#66758a"
+GRID = "#e3e8ee"
+# A yellow, and a blue.
+PALE = "#fbeac0"
+PALER = "#dbe8f5"
 # Colors of lines, distinct even to the color-blind: those of Okabe and Ito
 # except yellow, which is too light for text.
 COLORS = (
-  *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+  "#0072b2",
+  "#d55e00",
+  "#009e73",
+  "#cc79a7",
+  "#e69f00",
+  "#56b4e9",
   "#333333",
 )
 
@@ -31,6 +41,13 @@ def subplots(
 
   figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
   return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def open_frame(axis: Any) -> None:
+  """Frames curves on two sides only, over a pale grid."""
+  axis.spines[["top", "right"]].set_visible(False)
+  axis.set_axisbelow(True)
+  axis.grid(color=GRID, lw=0.6)
 
 
 def save(figure: "Figure", path: str | os.PathLike) -> None:

@@ -1,4 +1,8 @@
-"""The machine that this process runs on: its name, and its memory."""
+"""The machine that this process runs on: its name, and its memory.
+
+`attention.platforms` knows the kind of device that a program is traced for, and
+`targets.hardware` devices that are absent.
+"""
 
 import os
 import pathlib
@@ -17,8 +21,8 @@ def device_name() -> str:
 
 def cpu_name() -> str:
   """The model of the processor."""
-  found = re.search(r"model name\s*: (.*)", _read("cpuinfo"))
-  return found[1] if found else "CPU"
+  name = re.search(r"model name\s*: (.*)", _read("cpuinfo"))
+  return name[1] if name else "CPU"
 
 
 def machine() -> str:
@@ -32,11 +36,10 @@ def check_free(what: str, needed: int) -> None:
   """Raises ValueError if something needs more memory than a device has free."""
   free = free_memory()
   if free is not None and needed > free:
-    sizes = [f"{size / 2**30:,.1f} GiB" for size in (needed, free)]
     raise ValueError(
-      f"{what} needs {sizes[0]} of memory on a device, but {sizes[1]} is free;"
-      " use a smaller network or batch, more train.accumulation, or"
-      " model.remat=block"
+      f"{what} needs {needed / 2**30:,.1f} GiB of memory on a device, but"
+      f" {free / 2**30:,.1f} GiB is free; use a smaller network or batch, more"
+      " train.accumulation, or model.remat=block"
     )
 
 
@@ -44,8 +47,9 @@ def free_memory() -> int | None:
   """Bytes that a program may take on each local device; None if unknown."""
   device, stats = _device()
   if device.platform == "cpu":  # they share the host's
-    found = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
-    return int(found[1]) * 1024 // jax.local_device_count() if found else None
+    free = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
+    return int(free[1]) * 1024 // jax.local_device_count() if free else None
+
   if "bytes_limit" not in stats:
     return None
   return stats["bytes_limit"] - stats.get("bytes_in_use", 0)

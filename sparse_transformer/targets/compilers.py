@@ -11,7 +11,8 @@ from typing import Any
 from sparse_transformer import schema, signals, tables
 from sparse_transformer.targets.hardware import Target
 
-VARIABLE = "SPARSE_TRANSFORMER_TARGETS"  # the folder with the environments
+# The variable that names the folder with the environments.
+VARIABLE = "SPARSE_TRANSFORMER_TARGETS"
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # The worker imports this library, but prefers its own environment for all else.
 START = f"""{signals.END_WITH_PARENT}
@@ -27,7 +28,8 @@ SETTINGS = dict(
   TF_CPP_MIN_LOG_LEVEL="2",
   JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
 )
-DEFAULT_FRACTION = 0.75  # of a GPU's memory is what XLA allocates by default
+# XLA allocates this fraction of a GPU's memory by default.
+DEFAULT_FRACTION = 0.75
 GPU_FLAG = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
 
 
@@ -60,82 +62,99 @@ def compile_for(
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
-    request = dict(target=str(target), config=config.to_dict(), part=part)
-    request |= dict(folder=folder, options=options)
-    # The user's own flags come last, so that they win.
-    own = GPU_FLAG if target.compiler == "cuda" else ""
-    flags = f"{own} {os.environ.get('XLA_FLAGS', '')}".strip()
-    environment = os.environ | SETTINGS | dict(XLA_FLAGS=flags)
-    environment.pop("PYTHONPATH", None)
+    request = dict(
+      target=str(target),
+      config=config.to_dict(),
+      part=part,
+      folder=folder,
+      options=options,
+    )
     print(f"{target}: starting", file=sys.stderr, flush=True)
-    given = str(os.getpid()), str(REPOSITORY)
-    with (path / "log").open("w") as log:
-      done = subprocess.run(
-        [python(target.compiler), "-P", "-c", START, *given],
-        input=json.dumps(request),
-        text=True,
-        stdout=2,  # shows progress
-        stderr=log,
-        env=environment,
-      )
-    if (status := done.returncode) < 0:
+    status = _run(target, json.dumps(request), path / "log")
+    if status < 0:
       raise OSError(
         f"the compiler for {target} was ended by signal {-status}; a large"
         " program needs several GB of memory to compile"
       )
     if status:
-      said = (path / "log").read_text()
       raise RuntimeError(
-        f"compiling for {target} ended with status {status}:\n{said}"
+        f"compiling for {target} ended with status {status}:\n"
+        + (path / "log").read_text()
       )
     answer = json.loads((path / "answer.json").read_text())
-    if "error" in answer:
-      raise ValueError(answer["error"])
-    return answer["result"]
+
+  if "error" in answer:
+    raise ValueError(answer["error"])
+  return answer["result"]
+
+
+def _run(target, request, log):
+  """Runs the worker in a process of the compiler; returns its status."""
+  # The user's own flags come last, so that they win.
+  flags = [os.environ.get("XLA_FLAGS", "")]
+  if target.compiler == "cuda":
+    flags.insert(0, GPU_FLAG)
+  environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags).strip())
+  environment.pop("PYTHONPATH", None)
+  words = "-P", "-c", START, str(os.getpid()), str(REPOSITORY)
+  with log.open("w") as file:
+    done = subprocess.run(
+      [python(target.compiler), *words],
+      input=request,
+      text=True,
+      stdout=2,  # shows progress
+      stderr=file,
+      env=environment,
+    )
+  return done.returncode
 
 
 def render(report: dict[str, Any]) -> str:
   """The report as text."""
-  title = (
+  parts = [
     f"{report['target']}: {report['devices']} x {report['device']};"
     f" batch {report['batch_size']}, accumulation {report['accumulation']},"
     f" remat {report['remat']}; jax {report['jax']}\n"
     "Compiled for, not run on: these are properties of the program."
-  )
-  found = (
-    f"{program['name']}\n{tables.align(_rows(program, report))}"
-    for program in report["programs"]
-  )
-  return "\n\n".join([title, *found])
+  ]
+  for program in report["programs"]:
+    rows = [("  attention", f"by {program['executor']}")]
+    if program["compiles"]:
+      rows += _rows(program, report)
+    else:
+      verb = "fit" if program["fits"] is False else "compile"
+      rows.append((f"  does not {verb}", program["reason"]))
+    parts.append(f"{program['name']}\n{tables.align(rows)}")
+  return "\n\n".join(parts)
 
 
 def _rows(program, report):
-  yield "  attention", f"by {program['executor']}"
-  if not program["compiles"]:
-    verb = "fit" if program["fits"] is False else "compile"
-    yield f"  does not {verb}", program["reason"]
-    return
-  seconds = program["trace_seconds"] + program["compile_seconds"]
-  yield "  compiles", f"in {seconds:.0f} s"
+  """What is known of a program that compiles."""
   # TPUs run a program by themselves; nothing is launched from outside.
   is_tpu = report["device"].startswith("TPU")
-  memory, room = program["memory"], report["memory"]
-  text = f"{tables.size(memory['peak'])} of {tables.size(room)}: "
-  text += "fits" if program["fits"] else "does not fit"
+  seconds = program["trace_seconds"] + program["compile_seconds"]
+  yield "  compiles", f"in {seconds:.0f} s"
+
+  memory = program["memory"]
+  room = report["memory"]
+  fits = "fits" if program["fits"] else "does not fit"
   is_default = is_tpu or memory["peak"] <= DEFAULT_FRACTION * room
   if program["fits"] and not is_default:
-    text += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
-  yield "  peak memory", text
+    fits += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+  peak = f"{tables.size(memory['peak'])} of {tables.size(room)}: {fits}"
+  yield "  peak memory", peak
   yield "  arguments", tables.size(memory["arguments"])
   yield "  temporaries", tables.size(memory["temporaries"])
-  text = f"{program['launches']:,} and {program['copies']:,} copies"
+
+  parts = [f"{program['launches']:,} and {program['copies']:,} copies"]
   if program["unknown_loops"]:
-    text += f"; at least, {program['unknown_loops']} loops counted once"
-  first = program["most_launched"].items()
-  most = ", ".join(f"{name} {count:,}" for name, count in first)
-  yield "  operations" if is_tpu else "  launches", f"{text}; {most}"
-  collectives = (
+    parts.append(f"at least, {program['unknown_loops']} loops counted once")
+  most = program["most_launched"].items()
+  parts.append(", ".join(f"{name} {count:,}" for name, count in most))
+  yield "  operations" if is_tpu else "  launches", "; ".join(parts)
+
+  collectives = [
     f"{kind} {moved['count']:,} ({tables.size(moved['bytes'])})"
     for kind, moved in program["collectives"].items()
-  )
+  ]
   yield "  collectives", ", ".join(collectives) or "none"

@@ -1,4 +1,8 @@
-"""The devices to compile for, and their names, such as "h100:1x1x8"."""
+"""Devices to compile for that are absent: their names, such as "h100:1x1x8".
+
+`machine` knows the devices that are here, and `attention.platforms` the kind of
+device that a program is traced for.
+"""
 
 import csv
 import dataclasses
@@ -27,9 +31,13 @@ class Kind:
   compiler: str = "tpu"  # or "cuda", also the platform that executors know
 
 
-_SIZES = "1x1x1", "1x1x2", "1x1x4", "1x1x8"
 KINDS = {
-  name: Kind(row["description"], int(row["memory"]), _SIZES, "cuda")
+  name: Kind(
+    description=row["description"],
+    memory=int(row["memory"]),
+    sizes=("1x1x1", "1x1x2", "1x1x4", "1x1x8"),
+    compiler="cuda",
+  )
   for name, row in GPUS.items()
 } | {  # the memory of TPUs is what their compiler says is available
   "v5e": Kind("Cloud TPU v5e, 16 GB", int(15.75 * GIB), ("1x1", "2x2", "2x4")),
@@ -70,7 +78,9 @@ class Target:
   @property
   def capability(self) -> float:
     """The compute capability of a GPU, 8.9; 0 for a TPU."""
-    row = GPUS.get(self.kind, dict(major="0", minor="0"))
+    if self.kind not in GPUS:
+      return 0.0
+    row = GPUS[self.kind]
     return float(f"{row['major']}.{row['minor']}")
 
 
@@ -82,10 +92,11 @@ def parse(name: str) -> Target:
       f"unknown target {name!r}; known: {', '.join(KINDS)}, each also with a"
       " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
     )
+
   sizes = KINDS[kind].sizes
-  more = sizes[0].count("x")
-  pattern = rf"[1-9]\d{{0,3}}(x[1-9]\d{{0,3}}){{{more}}}"
-  if ":" in name and not re.fullmatch(pattern, topology):
+  size = r"[1-9]\d{0,3}"
+  axes = [size] * len(sizes[0].split("x"))
+  if ":" in name and not re.fullmatch("x".join(axes), topology):
     raise ValueError(
       f"target {name!r}: {kind} has topologies such as {kind}:{sizes[-1]}"
     )

@@ -29,8 +29,12 @@ INSTRUCTION = re.compile(
   r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.MULTILINE
 )
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+# The instructions of the condition of a loop that counts.
+COUNTING = {"constant", "compare"}
+# How many there are, by (kind, name).
 Counts = Counter[tuple[str, str]]
-COPY, UNKNOWN = ("copy", ""), ("unknown loop", "")  # beside (kind, name)
+COPY = "copy", ""
+UNKNOWN = "unknown loop", ""
 
 
 class Instruction(NamedTuple):
@@ -43,8 +47,12 @@ class Instruction(NamedTuple):
 
   def computations(self, attribute: str) -> list[str]:
     """Names in an attribute: calls=%f, branch_computations={%f, %g}."""
-    found = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
-    return re.findall(r"[\w.\-]+", found[1]) if found else []
+    value = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
+    return re.findall(r"[\w.\-]+", value[1]) if value else []
+
+
+# The computations by name.
+Module = dict[str, list[Instruction]]
 
 
 class Profile(NamedTuple):
@@ -58,17 +66,29 @@ class Profile(NamedTuple):
 
 def profile(text: str) -> Profile:
   """The cost of one execution of an optimized HLO module."""
-  module, entry = {}, None
+  module: Module = {}
+  entry = ""
   for is_entry, name, lines in COMPUTATION.findall(text):
     module[name] = [Instruction(*x) for x in INSTRUCTION.findall(lines)]
-    entry = name if is_entry else entry
-  if entry is None:
+    if is_entry:
+      entry = name
+  if not entry:
     raise ValueError("the text of the program has no entry computation")
-  total = _cost(module, entry)
-  of = lambda kind: Counter({x: n for (k, x), n in total.items() if k == kind})
-  sizes = of("bytes")
-  collectives = {x: (n, sizes[x]) for x, n in of("collective").items()}
-  return Profile(of("launch"), total[COPY], collectives, total[UNKNOWN])
+
+  counts = _cost(module, entry)
+  launches: Counter[str] = Counter()
+  collectives = {}
+  for (kind, name), number in counts.items():
+    if kind == "launch":
+      launches[name] = number
+    elif kind == "collective":
+      collectives[name] = number, counts["bytes", name]
+  return Profile(
+    launches=launches,
+    copies=counts[COPY],
+    collectives=collectives,
+    unknown_loops=counts[UNKNOWN],
+  )
 
 
 def _cost(module, name):
@@ -76,17 +96,15 @@ def _cost(module, name):
   total: Counts = Counter()
   for x in module[name]:
     if x.opcode == "while":
-      (body,), trips = x.computations("body"), _trips(module, x)
+      (body,) = x.computations("body")
+      trips = _trips(module, x)
       total[UNKNOWN] += trips is None
+      times = 1 if trips is None else trips
       for key, number in _cost(module, body).items():
-        is_repeated = key != UNKNOWN and trips is not None
-        total[key] += number * (trips if is_repeated else 1)
+        total[key] += number if key == UNKNOWN else number * times
     elif x.opcode == "conditional":
       names = [y for attribute in BRANCHES for y in x.computations(attribute)]
-      launches = lambda cost: sum(
-        n for (k, _), n in cost.items() if k == "launch"
-      )
-      total += max((_cost(module, y) for y in names), key=launches)
+      total += max((_cost(module, y) for y in names), key=_num_launches)
     elif x.opcode in CALLS:
       for called in x.computations(CALLS[x.opcode]):
         total += _cost(module, called)
@@ -95,20 +113,30 @@ def _cost(module, name):
   return total
 
 
+def _num_launches(counts):
+  return sum(n for (kind, _), n in counts.items() if kind == "launch")
+
+
 def _cost_of_one(module, x):
   # Asynchronous loop fusions copy a slice.
   copies_slice = x.opcode == "fusion-start" and "kind=kLoop" in x.rest
   if copies_slice or x.opcode.endswith(("copy", "copy-start", "slice-start")):
     return Counter([COPY])
+
   total: Counts = Counter()
   is_free = x.opcode in FREE or x.opcode.endswith("-done")
   if not is_free and not FREE_CALL.search(x.rest):
     # Names end in numbers, and in what the compiler did: ".remat".
     total["launch", x.name.partition(".")[0]] = 1
-  is_fusion = x.opcode in ("fusion", "fusion-start")
-  for part in module[x.computations("calls")[0]] if is_fusion else [x]:
+
+  parts = [x]
+  if x.opcode in ("fusion", "fusion-start"):
+    (called,) = x.computations("calls")
+    parts = module[called]
+  for part in parts:
     # The end of a collective has the shape of its result.
-    if (kind := part.opcode.removesuffix("-done")) in COLLECTIVES:
+    kind = part.opcode.removesuffix("-done")
+    if kind in COLLECTIVES:
       total["collective", kind] += 1
       total["bytes", kind] += num_bytes(part.shape)
   return total
@@ -116,15 +144,23 @@ def _cost_of_one(module, x):
 
 def _trips(module, loop):
   """Trips of a loop: known, or the one constant that it counts up to."""
-  if known := re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest):
+  known = re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest)
+  if known:
     return int(known[1])
-  found = module[loop.computations("condition")[0]]
-  constants = (x.rest for x in found if x.opcode == "constant")
-  limits = [int(x[0]) for x in map(re.compile(r"\d+").match, constants) if x]
-  opcodes = {x.opcode for x in found} - {"get-tuple-element", "parameter"}
-  is_below = any("direction=LT" in x.rest for x in found)
-  is_count = opcodes == {"constant", "compare"} and is_below
-  return limits[0] if is_count and len(limits) == 1 else None
+
+  (condition,) = loop.computations("condition")
+  limits = []
+  opcodes = set()
+  is_below = False
+  for x in module[condition]:
+    opcodes.add(x.opcode)
+    is_below |= "direction=LT" in x.rest
+    value = re.match(r"\d+", x.rest)
+    if x.opcode == "constant" and value:
+      limits.append(int(value[0]))
+
+  is_count = opcodes - {"get-tuple-element", "parameter"} == COUNTING
+  return limits[0] if is_count and is_below and len(limits) == 1 else None
 
 
 def num_bytes(shape: str) -> int:
@@ -132,8 +168,9 @@ def num_bytes(shape: str) -> int:
   bits = 0
   # Layouts contain no brackets, so that they never look like arrays.
   for dtype, sizes in ARRAY.findall(shape):
-    if dtype not in ("token", "opaque"):
-      width = re.search(r"\d+", dtype)  # pred has none
-      size = math.prod(int(size) for size in sizes.split(",") if size)
-      bits += size * int(width[0] if width else 8)
+    if dtype in ("token", "opaque"):
+      continue
+    size = math.prod(int(size) for size in sizes.split(",") if size)
+    width = re.search(r"\d+", dtype)
+    bits += size * (int(width[0]) if width else 8)  # pred has none
   return bits // 8

@@ -7,7 +7,8 @@ import pathlib
 import re
 import sys
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
 from sparse_transformer.attention import platforms, registry
+from sparse_transformer.attention.contract import Request
 from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo
@@ -24,35 +26,49 @@ from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
+BEGAN = time.monotonic()
+
+
+class Program(NamedTuple):
+  """A program to compile."""
+
+  name: str
+  requests: Sequence[Request]  # of attention in it
+  function: Any  # jitted
+  arguments: tuple
+
 
 def main() -> None:
   """Answers one request."""
-  request, began = json.load(sys.stdin), time.time()
-
-  def tell(doing):
-    seconds = time.time() - began
-    print(f"{request['target']}: {doing} ({seconds:.0f} s)", flush=True)
-
+  request = json.load(sys.stdin)
   answer: dict[str, Any]
   try:
-    answer = dict(result=_answer(request, tell))
+    answer = dict(result=_answer(request))
   except (ValueError, OSError) as error:
     answer = dict(error=str(error))
+
   path = pathlib.Path(request["folder"], "answer.json")
   path.write_text(json.dumps(answer))
 
 
-def _answer(request, tell):
+def _answer(request):
   target = hardware.parse(request["target"])
   devices = _devices(target)
   config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   requests = costs.attention_requests(config, experiment.model, target.compiler)
-  inputs = experiment.like, experiment.batch_like()
-  programs = iter([("training step", requests, experiment.update, inputs)])
   if request["part"] == "attention":
-    programs = _attention(experiment, requests, **request["options"])
+    programs = [*_attention(experiment, requests, **request["options"])]
+  else:
+    programs = [
+      Program(
+        name="training step",
+        requests=requests,
+        function=experiment.update,
+        arguments=(experiment.like, experiment.batch_like()),
+      )
+    ]
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -63,7 +79,7 @@ def _answer(request, tell):
     accumulation=config.train.accumulation,
     remat=config.model.remat,
     jax=jax.__version__,
-    programs=[_report(x, experiment, target, tell) for x in programs],
+    programs=[_report(x, experiment, target) for x in programs],
   )
 
 
@@ -82,30 +98,54 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 
 
 def _attention(experiment, requests, key_heads=0, segments=False, **options):
-  """Programs, see `_report`: both passes of each distinct pattern."""
-  model, train = experiment.model, experiment.config.train
+  """Yields programs of both passes of each distinct pattern.
+
+  Arguments are those of `compilers.compile_for`; others are of `attend`.
+  """
+  model = experiment.model
+  train = experiment.config.train
+  key_heads = key_heads or model.num_key_heads
   size = train.batch_size // train.accumulation, model.length
-  sharding = experiment.batch_sharding
-  array = functools.partial(jax.ShapeDtypeStruct, sharding=sharding)
-  widths, num = model.widths, key_heads or model.num_key_heads
-  dtype = jnp.dtype(model.dtype)
-  q, dout = (array((*size, model.num_heads, width), dtype) for width in widths)
-  k, v = (array((*size, num, width), dtype) for width in widths)
-  options |= dict(backend=model.backend, tile=model.tile)
+
+  def array(heads, width):
+    return jax.ShapeDtypeStruct(
+      (*size, heads, width), model.dtype, sharding=experiment.batch_sharding
+    )
+
+  qk_width, value_width = model.widths
+  q = array(model.num_heads, qk_width)
+  dout = array(model.num_heads, value_width)
+  k = array(key_heads, qk_width)
+  v = array(key_heads, value_width)
+  softcap = options.get("softcap", 0.0)
   for request in requests:
     request = dataclasses.replace(
       request,
-      num_key_heads=num,
-      scores=attention.Scores(softcap=options.get("softcap", 0.0)),
+      num_key_heads=key_heads,
+      scores=attention.Scores(softcap=softcap),
       segments=request.segments or segments,
     )
-    segments_BL = array(size, jnp.int32) if request.segments else None
-    sinks_H = np.zeros(model.num_heads) if request.sinks else None
-    options |= dict(patterns=request.patterns, sinks_H=sinks_H)
-    attend = functools.partial(attention.attend, **options)
-    run = jax.jit(functools.partial(_with_gradients, attend))
-    name = shorten(", ".join(dict.fromkeys(map(str, request.patterns))))
-    yield f"attention: {name}", [request], run, (q, k, v, dout, segments_BL)
+    segments_BL = None
+    if request.segments:
+      segments_BL = jax.ShapeDtypeStruct(
+        size, jnp.int32, sharding=experiment.batch_sharding
+      )
+    sinks_H: Any = np.zeros(model.num_heads) if request.sinks else None
+    attend = functools.partial(
+      attention.attend,
+      patterns=request.patterns,
+      sinks_H=sinks_H,
+      backend=model.backend,
+      tile=model.tile,
+      **options,
+    )
+    names = dict.fromkeys(map(str, request.patterns))
+    yield Program(
+      name=f"attention: {shorten(', '.join(names))}",
+      requests=[request],
+      function=jax.jit(functools.partial(_with_gradients, attend)),
+      arguments=(q, k, v, dout, segments_BL),
+    )
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
@@ -115,38 +155,40 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
   return out, backward(dout_BLHE)
 
 
-def _report(program, experiment, target, tell):
-  """The report of (name, attention, jitted function, arguments)."""
-  (name, requests, function, arguments), began = program, time.time()
-  absent = platforms.targeting(target.compiler, target.capability)
-  devices = experiment.mesh.abstract_mesh
+def _report(program, experiment, target):
+  """Compiles a program, and reports what the compiler made of it."""
+  name = program.name
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
-  with absent, use_abstract_mesh(devices):
-    executor = registry.explain_choice(experiment.model.backend, *requests)
+  with (
+    platforms.targeting(target.compiler, target.capability),
+    use_abstract_mesh(experiment.mesh.abstract_mesh),
+  ):
+    executor = registry.explain_choice(
+      experiment.model.backend, *program.requests
+    )
     report = dict(name=name, executor=executor)
-    tell(f"{name}: tracing")
+    began = _tell(target, f"{name}: tracing")
     try:
-      traced = function.trace(*arguments)
+      traced = program.function.trace(*program.arguments)
       lowered = traced.lower(lowering_platforms=(target.compiler,))
-      report["trace_seconds"] = round(time.time() - began, 1)
-      tell(f"{name}: compiling")
-      began = time.time()
+      lowered_at = _tell(target, f"{name}: compiling")
       compiled = lowered.compile()
     except RuntimeError as error:  # of JAX, or of cuDNN if it is missing
       fits = False if "hbm" in str(error).lower() else None
       reason = _first_line(error)
       return report | dict(compiles=False, fits=fits, reason=reason)
-  report["compile_seconds"] = round(time.time() - began, 1)
-  tell(f"{name}: reading the program")
-  text, memory = compiled.as_text(), compiled.memory_analysis()
-  profile = hlo.profile(text)
+
+  ended = _tell(target, f"{name}: reading the program")
+  memory = compiled.memory_analysis()
+  profile = hlo.profile(compiled.as_text())
   peak = memory.peak_memory_in_bytes
-  # The compiler for TPUs rejects what does not fit.
-  fits = target.compiler == "tpu" or peak <= target.memory
   return report | dict(
+    trace_seconds=round(lowered_at - began, 1),
+    compile_seconds=round(ended - lowered_at, 1),
     compiles=True,
-    fits=fits,
+    # The compiler for TPUs rejects what does not fit.
+    fits=target.compiler == "tpu" or peak <= target.memory,
     memory=dict(  # bytes on one device
       peak=peak,
       arguments=memory.argument_size_in_bytes,
@@ -161,6 +203,13 @@ def _report(program, experiment, target, tell):
       for kind, (count, size) in sorted(profile.collectives.items())
     },
   )
+
+
+def _tell(target, doing):
+  """Prints what is being done, and returns the seconds since the start."""
+  seconds = time.monotonic() - BEGAN
+  print(f"{target}: {doing} ({seconds:.0f} s)", flush=True)
+  return seconds
 
 
 def _first_line(error: Exception) -> str:

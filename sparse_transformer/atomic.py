@@ -11,7 +11,8 @@ import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-MAX_JSON = 2**28  # bytes
+# A larger file of JSON, in bytes, is refused.
+MAX_JSON = 2**28
 
 
 def size(path: pathlib.Path) -> int:
@@ -28,11 +29,11 @@ def nearest(path: pathlib.Path) -> str:
   >>> nearest(pathlib.Path("configs/digit.py"))
   '; did you mean configs/digits.py?'
   """
-  beside: dict[str, pathlib.Path] = {}
-  if not path.exists() and path.parent.is_dir():
-    beside = {x.stem: x for x in path.parent.iterdir()}
-  found = difflib.get_close_matches(path.stem, beside, 1)
-  return "".join(f"; did you mean {beside[x]}?" for x in found)
+  if path.exists() or not path.parent.is_dir():
+    return ""
+  beside = {x.stem: x for x in path.parent.iterdir()}
+  close = difflib.get_close_matches(path.stem, beside, n=1)
+  return f"; did you mean {beside[close[0]]}?" if close else ""
 
 
 def read_json(
@@ -42,11 +43,14 @@ def read_json(
 
   Raises ValueError if the file is not regular, or not JSON of this kind.
   """
-  if (found := size(path)) > MAX_JSON:
-    raise ValueError(f"{path} cannot be read: it has {found:,} bytes")
+  num_bytes = size(path)
+  if num_bytes > MAX_JSON:
+    raise ValueError(f"{path} cannot be read: it has {num_bytes:,} bytes")
   try:
     text = path.read_bytes()
-    value = [*map(json.loads, text.splitlines())] if lines else json.loads(text)
+    if lines:
+      return [json.loads(line) for line in text.splitlines()]
+    value = json.loads(text)
     if not isinstance(value, kind):
       raise ValueError(f"it is no {kind.__name__}")
     return value

@@ -163,6 +163,7 @@ def _named_file(argv):
   for word in argv:
     if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
       schema.check_name(override[1])
+
   path = pathlib.Path((first.config or os.devnull).partition(":")[0])
   if not path.exists() or path.is_dir():
     close = path.suffix and atomic.nearest(path)
@@ -188,8 +189,8 @@ config_flags.register_flag_parser_for_type(int, Integers())
 
 def overrides(exact: bool = False) -> dict[str, Any]:
   """The fields of --config that flags set; if exact, float32 unless they do."""
-  found = config_flags.get_override_values(flags.FLAGS["config"])
-  return {"model.dtype": "float32"} | found if exact else found
+  values = config_flags.get_override_values(flags.FLAGS["config"])
+  return {"model.dtype": "float32"} | values if exact else values
 
 
 def _report(problem, report=sys.unraisablehook):
@@ -253,12 +254,15 @@ def _call(function, argv):
   try:
     return function(argv)
   except (KeyboardInterrupt, signals.Stopped) as error:
-    line, status = f"stopped: {error}".rstrip(": "), signals.STOPPED
+    status = signals.STOPPED
+    line = f"stopped: {error}".rstrip(": ")
   except Exception as error:
-    found, status = describe(error), 1
-    if found is None or logging.get_verbosity() >= logging.DEBUG:
+    status = 1
+    reason = describe(error)
+    if reason is None or logging.get_verbosity() >= logging.DEBUG:
       raise
-    line = found or type(error).__name__
+    line = reason or type(error).__name__
+
   print(f"{_program()}: {_on_one_line(line)}", file=sys.stderr)
   sys.exit(status)
 
@@ -277,10 +281,10 @@ def describe(error: BaseException) -> str | None:
     return f"{reason} ({text.splitlines()[0]})"
   if "JAX_PLATFORMS" in text or _origin(error) == "jax._src.xla_bridge":
     names = "JAX_PLATFORMS", "XLA_FLAGS"
-    given = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
+    variables = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
     if not text or "known backends" in text:  # it lists those without devices
       text = "no such device is found; leave JAX_PLATFORMS unset to use others"
-    return f"JAX cannot start with {given}: {text}"
+    return f"JAX cannot start with {variables}: {text}"
   return text if isinstance(error, USER_ERRORS) else None
 
 

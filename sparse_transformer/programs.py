@@ -9,7 +9,8 @@ import zlib
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 DAMAGED = "Error reading persistent compilation cache entry for '(.+?)'"
-LARGEST = 2**30  # bytes of programs; from there on, the oldest are deleted
+# When programs have more bytes, the oldest are deleted.
+LARGEST = 2**30
 
 
 def keep() -> None:
@@ -30,35 +31,46 @@ def keep() -> None:
     _prune(root)
   except (OSError, RuntimeError):  # no home, or a full disk
     return
+
   os.environ[DIRECTORY] = str(folder)
   # A full disk does not matter here.
   warnings.filterwarnings("ignore", "Error writing persistent compilation")
 
 
-def _replace(message, *about, show=warnings.showwarning):
+def _replace(message, *origin, show=warnings.showwarning):
   """Makes room for a program that JAX cannot read, and would not overwrite."""
-  if not (found := re.match(DAMAGED, f"{message}")):
-    return show(message, *about)
+  damaged = re.match(DAMAGED, str(message))
+  if not damaged:
+    show(message, *origin)
+    return
+
+  folder = pathlib.Path(os.environ[DIRECTORY])
   # Nothing says which of that name it is; the others are compiled again.
-  for path in pathlib.Path(os.environ[DIRECTORY]).glob(f"{found[1]}-*-cache"):
+  for path in folder.glob(f"{damaged[1]}-*-cache"):
     path.unlink(missing_ok=True)
 
 
 def _processor():
   """Names what programs for CPUs depend on; JAX's own key has only a part."""
-  path, cores = pathlib.Path("/proc/cpuinfo"), os.cpu_count()
+  path = pathlib.Path("/proc/cpuinfo")
   text = path.read_text() if path.exists() else ""
+  lines = re.findall("(?m)^(?:model name|flags|Features)\t.*", text)
+  cores = os.cpu_count()
   if sys.platform == "linux":  # XLA divides work among these
     cores = len(os.sched_getaffinity(0))
-  found = re.findall("(?m)^(?:model name|flags|Features)\t.*", text)
-  about = [*sorted({*found}), cores, os.environ.get("NPROC")]
-  return f"{zlib.crc32(repr(about).encode()):08x}"
+  identity = [*sorted({*lines}), cores, os.environ.get("NPROC")]
+  return f"{zlib.crc32(repr(identity).encode()):08x}"
 
 
 def _prune(root):
-  files = [(x.stat(), x) for x in root.glob("*/*")]
+  """Deletes the oldest programs beyond `LARGEST`."""
+  files = []
+  for path in root.glob("*/*"):
+    info = path.stat()
+    files.append((info.st_mtime, info.st_size, path))
+
   total = 0
-  for info, path in sorted(files, key=lambda x: x[0].st_mtime, reverse=True):
-    total += info.st_size
+  for _, size, path in sorted(files, reverse=True):
+    total += size
     if total > LARGEST:
       path.unlink(missing_ok=True)

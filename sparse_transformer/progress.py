@@ -10,7 +10,8 @@ import tqdm
 
 from sparse_transformer import signals
 
-SECONDS = 30  # between lines if standard error is not a terminal
+# The time between lines if standard error is not a terminal.
+SECONDS = 30
 
 
 def say(line: str, file: TextIO | None = None) -> None:

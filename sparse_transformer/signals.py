@@ -10,7 +10,8 @@ from typing import Any, Self, TextIO
 
 STOPPING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 AGAIN = "a second SIGTERM or SIGINT ends the process at once"
-STOPPED = 128 + signal.SIGINT  # status of a command that one of them stopped
+# The status of a command that one of them stopped.
+STOPPED = 128 + signal.SIGINT
 
 # A program that Linux ends with its parent, the process argv[1], begins so.
 END_WITH_PARENT = """

@@ -1,6 +1,7 @@
-"""Is imported in place of the library where a file of it is run as a script.
+"""Answers a script that is run as a file: how to run it as a module.
 
-Python then looks for modules beside that file.
+Python looks for modules beside such a script first, so it finds this file in
+place of the library. That is why the file is named like the library.
 """
 
 import pathlib

@@ -1,6 +1,5 @@
 """Tables as text: aligned columns, and Markdown."""
 
-import itertools
 import sys
 from collections.abc import Iterable, Sequence
 
@@ -31,17 +30,19 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   a     1,024
   and 7 more
   """
-  rows = list(rows)
-  columns = max(map(len, rows), default=0)
-  full = [row if len(row) == columns else row[:-1] for row in rows]
-  by_column = itertools.zip_longest(*full, fillvalue="")
-  widths = [max(map(len, cells)) for cells in by_column]
+  rows = [*rows]
+  widths = [0] * max(map(len, rows), default=0)
+  for row in rows:
+    is_full = len(row) == len(widths)
+    for i, cell in enumerate(row if is_full else row[:-1]):
+      widths[i] = max(widths[i], len(cell))
+
   lines = []
   for row in rows:
-    cells = [
-      cell.rjust(width) if i >= right_from else cell.ljust(width)
-      for i, (cell, width) in enumerate(zip(row, widths, strict=False))
-    ]
+    cells = []
+    for i, cell in enumerate(row):
+      pad = cell.rjust if i >= right_from else cell.ljust
+      cells.append(pad(widths[i]))
     lines.append("  ".join(cells).rstrip())
   return "\n".join(lines)
 
@@ -54,7 +55,10 @@ def markdown(rows: Iterable[Row]) -> str:
   |---|---|
   | a\|b | 1,024 |
   """
-  escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-  lines = ["| " + " | ".join(row) + " |" for row in escaped]
-  lines.insert(1, "|---" * len(escaped[0]) + "|")
+  lines = []
+  for row in rows:
+    cells = [cell.replace("|", "\\|") for cell in row]
+    lines.append(f"| {' | '.join(cells)} |")
+    if len(lines) == 1:
+      lines.append("|---" * len(cells) + "|")
   return "\n".join(lines) + "\n"

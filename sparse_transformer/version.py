@@ -8,7 +8,8 @@ import shlex
 import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).parents[1]  # of a checkout
+# The folder of a checkout.
+ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
 
 # The modules that each extra brings; see requirements-EXTRA.txt.
@@ -39,8 +40,11 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 def packages() -> dict[str, str]:
   """The versions of the packages that results depend on, if installed."""
-  found = ((x, importlib.metadata.distributions(name=x)) for x in PACKAGES)
-  return {name: first.version for name, all_ in found for first in [*all_][:1]}
+  versions: dict[str, str] = {}
+  for name in PACKAGES:
+    for distribution in importlib.metadata.distributions(name=name):
+      versions.setdefault(name, distribution.version)
+  return versions
 
 
 def command(**values: object) -> str:

@@ -4,6 +4,7 @@ import ast
 import collections
 import functools
 import importlib.metadata
+import inspect
 import io
 import pathlib
 import re
@@ -142,6 +143,28 @@ def test_imports_between_packages_go_one_way():
           upward.append(f"{where(path, node)}: {room} imports {rest[0]}")
 
   assert not upward, "\n".join(upward)
+
+
+def face_of(package):
+  """What the __init__.py of a package offers, and the modules it names."""
+  tree = ast.parse((PACKAGE / package / "__init__.py").read_text())
+  names = {name.rpartition(".")[2] for _, name in imported(tree)}
+  offered = vars(importlib.import_module(f"sparse_transformer.{package}"))
+  return names | {x for x in offered if not inspect.ismodule(offered[x])}
+
+
+def test_other_packages_see_the_face_of_attention_and_of_patterns():
+  inner = []
+  for package in ("attention", "patterns"):
+    face = face_of(package)
+    for path, tree in sources().items():
+      if room_of(path) in ("attention", "patterns"):
+        continue
+      for node, name in imported(tree):
+        _, is_inner, rest = name.partition(f"sparse_transformer.{package}.")
+        if is_inner and rest not in face:
+          inner.append(f"{where(path, node)}: {name}")
+  assert not inner, "offer it in __init__.py:\n" + "\n".join(inner)
 
 
 def test_imports_within_a_package_go_one_way():

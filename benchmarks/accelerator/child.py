@@ -22,8 +22,7 @@ from typing import Any
 import jax
 
 from sparse_transformer import machine, version
-from sparse_transformer.attention import platforms
-from sparse_transformer.attention.contract import Unsupported
+from sparse_transformer.attention import Unsupported, platforms
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from benchmarks.accelerator import executors
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
-from sparse_transformer.attention import registry, verification
+from sparse_transformer.attention import Request, registry, verification
 from sparse_transformer.attention.executors import cudnn
 from sparse_transformer.attention.verification import TOLERANCES
 
@@ -71,6 +71,19 @@ class Mix:
   @property
   def is_long(self) -> bool:
     return self.n > MAX_REFERENCE
+
+  def request(self, dtype: str) -> Request:
+    """What `attend` is asked."""
+    width, value_width = self.widths
+    return executors.request_for(
+      self.heads,
+      self.n,
+      batch=len(verification.SCORES),
+      width=width,
+      value_width=value_width,
+      dtype=dtype,
+      lse=True,
+    )
 
 
 def entries(settings: Settings) -> dict:
@@ -131,17 +144,7 @@ def _parse(texts):
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
   """The errors of an executor; raises Unsupported if it cannot run a mix."""
-  width, value_width = mix.widths
-  request = executors.request_for(
-    mix.heads,
-    mix.n,
-    batch=len(verification.SCORES),
-    width=width,
-    value_width=value_width,
-    dtype=dtype,
-    lse=True,
-  )
-  registry.resolve(name, request)
+  registry.resolve(name, mix.request(dtype))
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
   errors, faults = examine(run, *ask(mix, dtype))
   found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
@@ -153,8 +156,7 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
 
 def ask(mix: Mix, dtype: str) -> tuple[Arrays, Arrays]:
   """The inputs of a mix, q, k, v, dout and dlse, and the results they have."""
-  sizes = *mix.widths, len(mix.heads)
-  inputs = verification.draw(mix.heads, mix.n, sizes, dtype)
+  inputs = verification.draw(mix.request(dtype))
   if not mix.is_long:
     return inputs, laws.reference(*inputs, mix.heads)
   exact = [x.astype(np.float32) for x in inputs]

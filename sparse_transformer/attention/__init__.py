@@ -2,8 +2,22 @@
 
 import sys
 
+from sparse_transformer.attention import (
+  platforms as platforms,
+  registry as registry,
+)
 from sparse_transformer.attention.adapters import (
   as_attention_fn as as_attention_fn,
+)
+from sparse_transformer.attention.content.binding import (
+  pair_weights as pair_weights,
+)
+from sparse_transformer.attention.content.grouping import (
+  group_by_label as group_by_label,
+)
+from sparse_transformer.attention.content.spans import (
+  span_of as span_of,
+  spans_of_heads as spans_of_heads,
 )
 from sparse_transformer.attention.contract import (
   SAVED_NAMES as SAVED_NAMES,
@@ -24,6 +38,10 @@ from sparse_transformer.attention.description import (
   describe as describe,
 )
 from sparse_transformer.attention.dispatch import attend as attend
+from sparse_transformer.attention.heads import (
+  group_heads as group_heads,
+  index_of as index_of,
+)
 from sparse_transformer.attention.verification import (
   verify as verify,
   verify_request as verify_request,

@@ -34,7 +34,7 @@ def check_arrays(
   """The arrays of `attend`, batched, and `first`, once they are checked."""
   arrays = q_BLHK, k_BMGK, v_BMGE
   for fault in _faults(*arrays, is_slice=first is not None):
-    named = zip("qkv", map(describe, arrays), strict=True)
+    named = zip("qkv", map(type_of, arrays), strict=True)
     raise ValueError(f"{fault}, got {', '.join(map(' '.join, named))}")
   is_unbatched = q_BLHK.ndim == 3
   q, k, v = (
@@ -105,7 +105,7 @@ def _check_segments(given, shape):
   if not is_valid:
     raise ValueError(
       f"segments must be integers {list(shape)}, one for each position, got"
-      f" {describe(x)}; they must fit in 32 bits, and be of 32 bits if they are"
+      f" {type_of(x)}; they must fit in 32 bits, and be of 32 bits if they are"
       " traced: number the documents"
     )
   return jnp.asarray(x, jnp.int32)
@@ -117,7 +117,7 @@ def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
   return is_array and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def describe(x: Any) -> str:
+def type_of(x: Any) -> str:
   """The dtype and shape of an array, or the type of another object."""
   return f"{x.dtype} {[*x.shape]}" if hasattr(x, "dtype") else type(x).__name__
 
@@ -165,7 +165,7 @@ def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
   if not is_floating(sinks, (num_heads,)):
     raise ValueError(
       f"sinks must be [{num_heads}] numbers in floating point, one for each"
-      f" query head, got {describe(sinks)}"
+      f" query head, got {type_of(sinks)}"
     )
   return sinks
 

@@ -256,7 +256,7 @@ def _check(cache, layer, directions, arrays, new=()):
     if not arguments.is_floating(x, shape):
       raise ValueError(
         f"{name} must be [{', '.join(map(str, shape))}] for this cache, in"
-        f" floating point, got {arguments.describe(x)}"
+        f" floating point, got {arguments.type_of(x)}"
       )
   arguments.check_index("layer", layer, layers)
   binding.check_directions(cache.patterns, directions or {}, qk_width)

@@ -27,7 +27,8 @@ PRECISION = {"float32": "highest"}
 # Of the sequences in a batch: the factor of the queries, and the factor of the
 # tolerances, as rounding errors grow with the scores. In the last one, one pair
 # too many or too few exceeds the tolerances: all weigh about the same.
-SCORES, ALLOWED = (32, 1, 1 / 8), (5, 1, 1)
+SCORES = 32, 1, 1 / 8
+ALLOWED = 5, 1, 1
 # Positions between which "dense" computes all pairs: no multiple of a tile, but
 # even, since JAX has no gradients of cuDNN's at odd lengths.
 SMALL = 518
@@ -88,31 +89,36 @@ def verify(
 
 def verify_request(request: Request, backend: str = "auto") -> Report:
   """`verify` of what `attend` may be asked on this device."""
-  dtype = request.dtype
   name = registry.resolve(backend, request)
-  has_lse = _has_lse(name, request)
-  packed = request.segments
+  request = dataclasses.replace(
+    request,
+    patterns=binding.static_parts(request.patterns),
+    lse=_has_lse(name, request),
+  )
+  if not request.patterns:
+    return Report(executor=name, faults=())
 
   faults: list[str] = []
-  static = binding.static_parts(request.patterns)
   plain_of = {min(request.length, SMALL): "dense"}
   if request.length > SMALL:
     plain_of[request.length] = "batched"
-  for length, plain in plain_of.items() if static else ():
-    sizes = request.qk_width, request.value_width, request.num_key_heads
-    inputs: Any = draw(static, length, sizes, dtype)
+  for n, plain in plain_of.items():
+    asked = dataclasses.replace(request, length=n)
+    inputs: Any = draw(asked)
     arguments.check_arrays(*inputs[:3])
-    exact = [x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs]
+    exact = tuple(
+      x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs
+    )
     try:
       with jax.default_matmul_precision("highest"):
-        expected = jax.device_get(run(exact, static, plain, packed, has_lse))
-      with jax.default_matmul_precision(PRECISION.get(dtype)):
-        results = jax.device_get(run(inputs, static, name, packed, has_lse))
-      _, wrong = compare(results, expected, dtype)
+        expected = jax.device_get(run(exact, asked, plain))
+      with jax.default_matmul_precision(PRECISION.get(request.dtype)):
+        results = jax.device_get(run(inputs, asked, name))
+      _, wrong = compare(results, expected, request.dtype)
     except Exception as error:  # whatever a compiler or a device raises
       words = " ".join(str(error).split())
       wrong = [shorten(f"{type(error).__name__}: {words}")]
-    faults += [f"{fault} at n = {length:,}" for fault in wrong]
+    faults += [f"{fault} at n = {n:,}" for fault in wrong]
   return Report(executor=name, faults=tuple(faults))
 
 
@@ -123,75 +129,91 @@ def _has_lse(name, request):
   return executor is None or executor.unsupported(with_lse) is None
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+@functools.partial(jax.jit, static_argnums=(1, 2))
 def run(
-  inputs: Any, heads: Any, backend: str, packed: bool, has_lse: bool
+  inputs: tuple[Any, ...], request: Request, backend: str
 ) -> tuple[jax.Array, ...]:
   """(out, lse, dq, dk, dv) of inputs of `draw`; lse is 0 if -inf or unknown."""
   q, k, v, dout, dlse = inputs
-  at_1L = np.arange(q.shape[1])[None] * 2 // q.shape[1]
-  segments_BL = at_1L.repeat(len(q), 0) if packed else None
-  settings: Any = dict(segments_BL=segments_BL, backend=backend)
+  batch, n = q.shape[:2]
+  segments_BL: Any = None
+  if request.segments:
+    halves = np.arange(n) * 2 // n
+    segments_BL = np.tile(halves, (batch, 1))
 
   def attention(q, k, v):
-    if not has_lse:
-      return attend(q, k, v, heads, **settings), 0 * dlse
-    out, lse = attend(q, k, v, heads, return_lse=True, **settings)
+    results = attend(
+      q,
+      k,
+      v,
+      request.patterns,
+      segments_BL=segments_BL,
+      backend=backend,
+      return_lse=request.lse,
+    )
+    if not request.lse:
+      return results, 0 * dlse
+    out, lse = results
     return out, jnp.where(lse == -jnp.inf, 0, lse)
 
   results, vjp = jax.vjp(attention, q, k, v)
   return *results, *vjp((dout, dlse))
 
 
-def draw(
-  heads: Sequence[Pattern], n: int, sizes: tuple[int, int, int], dtype: str
-) -> tuple[np.ndarray, ...]:
-  """q, k, v and the cotangents of out and lse; sizes are K, E and G."""
-  k, e, key_heads = sizes
-  batch, num_heads = len(SCORES), len(heads)
+def draw(request: Request) -> tuple[np.ndarray, ...]:
+  """q, k, v and the cotangents of out and lse."""
+  batch = len(SCORES)
+  n = request.length
+  num_heads = request.num_heads
+  key_heads = request.num_key_heads
+  width = request.value_width
   rng = np.random.default_rng(n)
 
   def draw_normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(size=shape, dtype=np.float32)
 
-  q = draw_normal(batch, n, num_heads, k)
-  key = draw_normal(batch, n, key_heads, k)
-  value = draw_normal(batch, n, key_heads, e)
-  dout = draw_normal(batch, n, num_heads, e)
+  q = draw_normal(batch, n, num_heads, request.qk_width)
+  k = draw_normal(batch, n, key_heads, request.qk_width)
+  v = draw_normal(batch, n, key_heads, width)
+  dout = draw_normal(batch, n, num_heads, width)
   dlse = draw_normal(batch, n, num_heads)
-  q *= np.array(SCORES, np.float32)[:, None, None, None]
+  q *= np.array(SCORES, np.float32).reshape(-1, 1, 1, 1)
 
   # In the last sequence, weights are about 1 / number of keys; with cotangents
   # times that, all rows count alike. The gradient of lse exceeds those of the
   # weights, so that gradients of scores are not near zero by chance.
-  counts = {x: analysis.keys_per_query(x, n) for x in {*heads}}
-  counts_LH = np.stack([counts[x] for x in heads], axis=1)
+  counts = {x: analysis.keys_per_query(x, n) for x in {*request.patterns}}
+  counts_LH = np.stack([counts[x] for x in request.patterns], axis=1)
   # Where rows have many keys, float16 does not hold as much.
-  limit = np.finfo(np.float16).max if dtype == "float16" else np.inf
+  is_narrow = request.dtype == "float16"
+  limit = np.finfo(np.float16).max if is_narrow else np.inf
   dout[-1] = (dout[-1] * counts_LH[:, :, None]).clip(-limit, limit)
-  dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(e))
+  dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(width))
 
-  narrow = (x.astype(jnp.dtype(dtype)) for x in (q, key, value, dout))
-  return *narrow, dlse
+  dtype = jnp.dtype(request.dtype)
+  return *(x.astype(dtype) for x in (q, k, v, dout)), dlse
 
 
 def compare(
-  found: Sequence[Any], expected: Sequence[Any], dtype: str
+  results: Sequence[Any], expected: Sequence[Any], dtype: str
 ) -> tuple[dict[str, float], list[str]]:
   """The error of each result of `run`, and a phrase for each that is wrong.
 
   Errors are relative to the largest value of a head, or absolute for lse, over
   the factor in `ALLOWED`.
   """
-  errors, faults = {}, []
-  for name, x, y in zip(NAMES, found, expected, strict=True):
+  errors = {}
+  faults = []
+  for name, x, y in zip(NAMES, results, expected, strict=True):
     axes = (1, *range(3, y.ndim))
+    limit = TOLERANCES.get(dtype, 2e-5)
     with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
       error = np.abs(np.asarray(x).astype(np.float64) - y).max(axes)
-      if name != "lse":
+      if name == "lse":
+        limit = LSE_TOLERANCE
+      else:
         error /= np.maximum(np.abs(y).max(axes), 1e-6)
       errors[name] = float((error / np.array(ALLOWED)[:, None]).max())
-    limit = LSE_TOLERANCE if name == "lse" else TOLERANCES.get(dtype, 2e-5)
     if not errors[name] <= limit:
       faults.append(f"error of {name} {errors[name]:.2g}, above {limit:g}")
   return errors, faults

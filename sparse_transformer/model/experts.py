@@ -17,7 +17,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from sparse_transformer.attention.content.grouping import group
+from sparse_transformer.attention import group_by_label
 from sparse_transformer.model import sharding
 from sparse_transformer.model.block import (
   NOT_RECOMPUTED,
@@ -163,7 +163,7 @@ def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
   # places, smaller ones read weights more often.
   mean = max(1, chosen_BLK.size // (4 * num_experts))
   tile = min(max(8, 1 << (mean.bit_length() - 1)), 256)
-  groups = group(chosen_BLK.reshape(1, -1), num_experts, tile)
+  groups = group_by_label(chosen_BLK.reshape(1, -1), num_experts, tile)
   groups = jax.tree.map(lambda x: x[0], groups)
   x_SD = x_BLD.reshape(-1, x_BLD.shape[-1])
   factors_SK = factors_BLK.reshape(len(x_SD), -1)

@@ -37,6 +37,7 @@ from sparse_transformer.patterns.base import (
   Intersection as Intersection,
   Pattern as Pattern,
   Union as Union,
+  check_fields as check_fields,
   examples as examples,
   register as register,
   signature as signature,
@@ -46,6 +47,8 @@ from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.content import (
   LSH as LSH,
   AdaptiveSpan as AdaptiveSpan,
+  Content as Content,
+  Known as Known,
   Routing as Routing,
   TopBlocks as TopBlocks,
 )

@@ -42,7 +42,7 @@ def test_labels_fill_tiles_of_their_own_in_order(name, limit, monkeypatch):
   size = labels_NE.shape[1]
   found = jax.jit(
     functools.partial(
-      grouping.group,
+      grouping.group_by_label,
       num=num,
       tile=tile,
     )

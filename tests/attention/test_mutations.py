@@ -255,7 +255,7 @@ def test_check_of_a_run_refuses_random_changes_of_tables(batch):
   heads = tuple(parse(text)[0][0] for text in CHECKED)
   request = laws.request_for(heads, CHECKED_AT, dtype="bfloat16")
   ((plan, _),) = Mutant().plans(request)
-  inputs = verification.draw(heads, CHECKED_AT, (16, 16, 4), "bfloat16")
+  inputs = verification.draw(request)
   expected = laws.reference(*inputs, heads)
 
   def wrong(x):

@@ -6,7 +6,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from helpers import kernel_faults, runs
+from helpers import executor_laws as laws, kernel_faults, runs
 from helpers.cases import soak
 
 from sparse_transformer.attention import registry, verification, verify_request
@@ -86,7 +86,8 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
 
 
 def test_what_is_drawn_fits_in_16_bits():
-  drawn = verification.draw((Causal(),), 30_000, (1, 1, 1), "float16")
+  sizes = dict(qk_width=1, value_width=1, dtype="float16")
+  drawn = verification.draw(laws.request_for((Causal(),), 30_000, **sizes))
   assert all(np.isfinite(x).all() for x in drawn)
 
 

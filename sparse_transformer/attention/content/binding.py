@@ -134,7 +134,7 @@ def prepare(
   bound = bind(patterns, queries, keys, directions)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
   dtype = np.promote_types(queries.q.dtype, np.float32)
-  return spans_lib.of_heads(patterns, directions, dtype), (bound, tables)
+  return spans_lib.spans_of_heads(patterns, directions, dtype), (bound, tables)
 
 
 def plan_found(
@@ -200,6 +200,26 @@ def unions(
 
 def _sets(bound):
   return jax.tree.leaves(bound, is_leaf=lambda x: isinstance(x, Pattern))
+
+
+def pair_weights(
+  patterns: tuple[Pattern, ...],
+  q_BLHK: jax.Array,
+  k_BMGK: jax.Array,
+  directions: Directions,
+) -> jax.Array:
+  """The factors of exp(score) of pairs, 0 for none: [B, H, L, M].
+
+  They are 1 but for learned spans. B is 1 if all patterns are static.
+  """
+  queries = Queries(q_BLHK)
+  keys = Keys(k_BMGK, k_BMGK)  # values do not matter
+  mask_BHLM = realize(patterns, queries, keys, directions)
+  at = np.arange(k_BMGK.shape[1])
+  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
+  if weights_HLM is None:
+    return mask_BHLM.astype(jnp.float32)
+  return jnp.where(mask_BHLM, weights_HLM[None], 0)
 
 
 def realize(

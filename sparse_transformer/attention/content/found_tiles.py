@@ -18,17 +18,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.content.grouping import group
+from sparse_transformer.attention.content.grouping import group_by_label
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
 TILE = 64  # positions
 # Scores of a step, over all heads: on CPUs, they should stay in cache.
-CPU_SCORES, SCORES = 75_000, 2**25
+CPU_SCORES = 75_000
+SCORES = 2**25
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TileTables:
   """The tables of one set."""
 
@@ -59,44 +60,66 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
   """The tables of a set; `tile` positions on a side, 0 for the default."""
+  tile = tile or TILE
   if isinstance(pairs, Near):
-    return _lay_out_near(pairs, min(tile or TILE, pairs.order.shape[2]))
-  return _lay_out_chosen(pairs, min(tile or TILE, pairs.blocks.shape[2]))
+    n = pairs.order.shape[2]
+    return _lay_out_near(pairs, min(tile, n))
+  n = pairs.blocks.shape[2]
+  return _lay_out_chosen(pairs, min(tile, n))
 
 
 def _lay_out_near(pairs, tile):
-  b, h, n = pairs.order.shape
-  span = min(1 + -(-pairs.reach // tile), -(-n // tile))
+  """Tiles in the order of the set; each has the keys of some tiles before."""
+  batch, num_heads, n = pairs.order.shape
+  num_tiles = -(-n // tile)
+  span = min(1 + -(-pairs.reach // tile), num_tiles)
+
+  # The keys of the first tile of queries begin before the first position.
   behind = (span - 1) * tile
-  keys = _pad_tiles(pairs.order, behind, -n % tile, -1)
+  keys = _pad_tiles(pairs.order, behind, num_tiles * tile - n, -1)
+  queries = keys[..., behind:]
+
   at = jnp.arange(n, dtype=jnp.int32)
-  invert = lambda order: jnp.zeros_like(at).at[order].set(at)
-  places = _of_heads(invert, pairs.order)
-  queries = keys[..., behind:].reshape(b, h, -1, tile)
-  return TileTables(queries, keys, None, places[..., None], span)
+
+  def invert(order):
+    return jnp.zeros_like(at).at[order].set(at)
+
+  places = _for_heads(invert, pairs.order)
+  return TileTables(
+    queries=queries.reshape(batch, num_heads, -1, tile),
+    keys=keys,
+    blocks=None,
+    places=places[..., None],
+    span=span,
+  )
 
 
 def _lay_out_chosen(pairs, tile):
-  b, h, n, num = pairs.blocks.shape
+  """Tiles of the queries that chose the same block of keys."""
+  batch, num_heads, n, num_choices = pairs.blocks.shape
   size = min(pairs.size, n)
   num_blocks = -(-n // size)
+
   labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
-  groups = group(labels.reshape(b * h, n * num), num_blocks, tile)
-  entries = groups.entries.reshape(b, h, -1, tile)
+  labels = labels.reshape(batch * num_heads, n * num_choices)
+  groups = group_by_label(labels, num_blocks, tile)
+  choices = groups.entries.reshape(batch, num_heads, -1, tile)
+
   at = jnp.arange(num_blocks * size, dtype=jnp.int32)
+  keys = jnp.where(at < n, at, -1)
   return TileTables(
-    jnp.where(entries < 0, -1, entries // num),
-    jnp.broadcast_to(jnp.where(at < n, at, -1), (b, h, len(at))),
-    groups.labels.reshape(b, h, -1),
-    groups.slots.reshape(b, h, n, num),
+    queries=jnp.where(choices < 0, -1, choices // num_choices),
+    keys=jnp.broadcast_to(keys, (batch, num_heads, len(at))),
+    blocks=groups.labels.reshape(batch, num_heads, -1),
+    places=groups.slots.reshape(batch, num_heads, n, num_choices),
     num_blocks=num_blocks,
   )
 
 
 def plan_part(
-  part: Pattern, known: Mapping[Pattern, TileTables]
+  part: Pattern, tables_of: Mapping[Pattern, TileTables]
 ) -> contract.Plan:
-  """The plan of a bound part, with the `known` tables of its set."""
+  """The plan of a bound part, from the tables of each set."""
 
   def find(part):
     """(the set, the mask applied within its tiles)."""
@@ -106,8 +129,12 @@ def plan_part(
     return pairs, dataclasses.replace(part, left=left)
 
   pairs, condition = find(part)
-  tables = known[pairs]
-  return contract.Plan(condition, tables.queries.shape[-1], tables)
+  tables = tables_of[pairs]
+  return contract.Plan(
+    pattern=condition,
+    tile=tables.queries.shape[-1],
+    tables=tables,
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,14 +164,16 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
   """
   if isinstance(batch, int):
     scores *= batch
-  num = -(-num_tiles // max(1, limit // scores))
-  return num, -(-num_tiles // num)
+  most_tiles = max(1, limit // scores)
+  num_steps = -(-num_tiles // most_tiles)
+  return num_steps, -(-num_tiles // num_steps)
 
 
 class _Steps(online_softmax.TileLoop):
   """Tables, cut into steps of A tiles of queries each, with all their keys."""
 
-  name, single = "gathered", True
+  name = "gathered"
+  single = True
   at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
 
   def __init__(self, plan, queries, keys, platform, num_keys):
@@ -153,11 +182,16 @@ class _Steps(online_softmax.TileLoop):
     self.platform = platform
     self.length = keys.k.shape[1]
     self.group = queries.q.shape[2] // keys.k.shape[2]
-    b, h, num_tiles, self.tile = self.tables.queries.shape
-    of_tile = self.tile * num_keys
-    self.scores = num_tiles * of_tile  # per sequence and head
-    limit = CPU_SCORES if platform == "cpu" else SCORES
-    self.num, self.size = cut(num_tiles, b, h * of_tile, limit)
+
+    batch, num_heads, num_tiles, self.tile = self.tables.queries.shape
+    scores_of_tile = self.tile * num_keys
+    self.scores = num_tiles * scores_of_tile  # per sequence and head
+    self.num, self.size = cut(
+      num_tiles,
+      batch,
+      num_heads * scores_of_tile,
+      limit=CPU_SCORES if platform == "cpu" else SCORES,
+    )
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
@@ -169,24 +203,24 @@ class _Steps(online_softmax.TileLoop):
     return _rows(self.at, *arrays)
 
   def restore_queries(self, *arrays):
-    return _sum(self.tables.places, *arrays)
+    return _sum_places(self.tables.places, *arrays)
 
-  def of_group(self, x_BLHK):
+  def sum_group(self, x_BLHK):
     """Gradients of key heads [B, L, G, K], from each query head's."""
-    b, n, h, width = x_BLHK.shape
-    num_key_heads = h // self.group
-    return x_BLHK.reshape(b, n, num_key_heads, -1, width).sum(3)
+    batch, n, num_heads, width = x_BLHK.shape
+    num_key_heads = num_heads // self.group
+    return x_BLHK.reshape(batch, n, num_key_heads, -1, width).sum(3)
 
   def merge(self, out_BHVTE, lse_BHVT):
     """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
 
-    def of_head(out_VTE, lse_VT, places_LR):
+    def merge_head(out_VTE, lse_VT, places_LR):
       outs = _at_places(out_VTE, places_LR, 0)
       lses = _at_places(lse_VT, places_LR, -jnp.inf)
       return online_softmax.merge(*zip(outs, lses, strict=True))
 
-    of_heads = jax.vmap(jax.vmap(of_head, out_axes=1))
-    return of_heads(out_BHVTE, lse_BHVT, self.tables.places)
+    merge_heads = jax.vmap(jax.vmap(merge_head, out_axes=1))
+    return merge_heads(out_BHVTE, lse_BHVT, self.tables.places)
 
   def queries(self, i, *arrays):
     return _rows(self._now(self.rows, i), *arrays)
@@ -195,71 +229,85 @@ class _Steps(online_softmax.TileLoop):
     return tuple(self.take(i, x) for x in arrays)
 
   def pairs(self, i, j):
-    q_at, k_at = self._now(self.rows, i), self.take(i, self.at)
+    q_at = self._now(self.rows, i)
+    k_at = self.take(i, self.at)
     return online_softmax.pairs(self.pattern, q_at, k_at), None
 
   def shape(self, q):
-    b, _, h, _ = q.shape
-    return b, h, self.num * self.size, self.tile
+    batch, _, num_heads, _ = q.shape
+    return batch, num_heads, self.num * self.size, self.tile
 
   def put(self, i, x_BHVT, new_BHAT):
-    return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, i * self.size, 2)
+    first = i * self.size
+    return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, first, 2)
 
   def _now(self, x_BHV, i, more=0):
     """The tiles of a step, and `more` after them."""
-    return lax.dynamic_slice_in_dim(x_BHV, i * self.size, self.size + more, 2)
+    first = i * self.size
+    return lax.dynamic_slice_in_dim(x_BHV, first, self.size + more, 2)
 
 
 class _Windows(_Steps):
   """Steps in which each tile of queries has the keys of a window."""
 
   def __init__(self, plan, queries, keys, platform):
-    num_keys = plan.tables.span * plan.tile
+    self.span = plan.tables.span
+    self.behind = self.span - 1  # tiles
+    num_keys = self.span * plan.tile
     super().__init__(plan, queries, keys, platform, num_keys)
-    b, h, _ = self.tables.keys.shape
-    tiles = self.tables.keys.reshape(b, h, -1, self.tile)
+    batch, num_heads, _ = self.tables.keys.shape
+    tiles = self.tables.keys.reshape(batch, num_heads, -1, self.tile)
     self.at = _pad_tiles(tiles, 0, self.missing, -1)
-    self.behind = self.tables.span - 1  # tiles
 
   def take(self, i, x_BHVT):
     tiles = self._now(x_BHVT, i, self.behind)
-    windows = [tiles[:, :, c : c + self.size] for c in range(self.tables.span)]
+    windows = [tiles[:, :, c : c + self.size] for c in range(self.span)]
     return jnp.concatenate(windows, 3)
 
   def add(self, i, j, x_BHVT, new_BHAS):
     tiles = self._now(x_BHVT, i, self.behind)
-    for c, new in enumerate(jnp.split(new_BHAS, self.tables.span, 3)):
+    for c, new in enumerate(jnp.split(new_BHAS, self.span, 3)):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
     return self.put(i, x_BHVT, tiles)
 
   def restore_keys(self, *arrays):
     places = self.tables.places + self.behind * self.tile
-    return tuple(map(self.of_group, _sum(places, *arrays)))
+    sums = _sum_places(places, *arrays)
+    return tuple(map(self.sum_group, sums))
 
 
 class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
   def __init__(self, plan, queries, keys, platform):
-    (b, h, num), num_blocks = plan.tables.keys.shape, plan.tables.num_blocks
-    super().__init__(plan, queries, keys, platform, num // num_blocks)
-    self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, num_blocks)
-    self.at = self.tables.keys.reshape(b, h, num_blocks, -1)
+    batch, num_heads, num_keys = plan.tables.keys.shape
+    self.num_blocks = plan.tables.num_blocks
+    size = num_keys // self.num_blocks
+    super().__init__(plan, queries, keys, platform, size)
+    nowhere = self.num_blocks
+    self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, nowhere)
+    shape = batch, num_heads, self.num_blocks, size
+    self.at = self.tables.keys.reshape(shape)
 
   def take(self, i, x_BHM):
     at = self._now(self.blocks, i)
-    return _of_heads(lambda x_M, at: x_M.at[at].get(mode="clip"), x_BHM, at)
+
+    def take_head(x_M, at):
+      return x_M.at[at].get(mode="clip")
+
+    return _for_heads(take_head, x_BHM, at)
 
   def add(self, i, j, x_BHM, new_BHAS):
+    at = self._now(self.blocks, i)
     # A CPU adds values for the same place one after another.
-    at, is_unique = self._now(self.blocks, i), self.platform != "cpu"
+    is_unique = self.platform != "cpu"
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
 
-    def of_head(x_M, at, new):
+    def add_head(x_M, at, new):
       return x_M.at[at].add(new, mode="drop", unique_indices=is_unique)
 
-    return _of_heads(of_head, x_BHM, at, new_BHAS)
+    return _for_heads(add_head, x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
     """Each block once, with the sum over all its tiles in a step."""
@@ -267,53 +315,69 @@ class _Blocks(_Steps):
     # end up at the last one, and all others nowhere.
     length = 1
     while length < self.size:
-      same = at[..., length:] == at[..., :-length]
-      before = jnp.where(same[..., None, None], new_BHAS[:, :, :-length], 0)
-      new_BHAS = new_BHAS + _pad_tiles(before, length)
+      earlier = new_BHAS[:, :, :-length]
+      is_same = at[..., length:] == at[..., :-length]
+      added = jnp.where(is_same[..., None, None], earlier, 0)
+      new_BHAS = new_BHAS + _pad_tiles(added, length)
       length *= 2
-    is_last = _pad_tiles(at[..., 1:] != at[..., :-1], 0, 1, True)
-    is_block = is_last & (at < self.tables.num_blocks)
-    nowhere = self.tables.num_blocks + jnp.arange(self.size, dtype=at.dtype)
+
+    is_last = at[..., 1:] != at[..., :-1]
+    is_last = _pad_tiles(is_last, 0, 1, True)
+    is_block = is_last & (at < self.num_blocks)
+    nowhere = self.num_blocks + jnp.arange(self.size, dtype=at.dtype)
     return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
 
   def restore_keys(self, *arrays):
-    rows = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in arrays)
-    held = (x[:, :, : self.length].swapaxes(1, 2) for x in rows)
-    return tuple(map(self.of_group, held))
+    results = []
+    for x in arrays:
+      batch, num_heads, *_, width = x.shape
+      rows = x.reshape(batch, num_heads, -1, width)[:, :, : self.length]
+      results.append(self.sum_group(rows.swapaxes(1, 2)))
+    return tuple(results)
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
-  pads = [(0, 0), (0, 0), (before, after), *[(0, 0)] * (x_BHV.ndim - 3)]
+  """x, with more tiles that are filled with a number."""
+  other_axes = [(0, 0)] * (x_BHV.ndim - 3)
+  pads = [(0, 0), (0, 0), (before, after), *other_axes]
   return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
-def _of_heads(function, *arrays):
+def _for_heads(function, *arrays):
   """function(*arrays) for each sequence and head, their first two axes."""
   return jax.vmap(jax.vmap(function))(*arrays)
 
 
 def _rows(at, *arrays):
   """Rows [B, H, ..., K] of [B, L, G, K] at [B, H, ...], arbitrary for -1."""
-  take = lambda x_L, at: x_L.at[at.clip(0)].get(mode="clip")
+  num_heads = at.shape[1]
 
-  def of_array(x_BLG):
-    x_BLH = jnp.repeat(x_BLG, at.shape[1] // x_BLG.shape[2], axis=2)
-    return jax.vmap(jax.vmap(take, (1, 0)))(x_BLH, at)
+  def take(x_LK, at):
+    return x_LK.at[at.clip(0)].get(mode="clip")
 
-  return tuple(map(of_array, arrays))
+  take_heads = jax.vmap(jax.vmap(take, (1, 0)))
+  results = []
+  for x_BLG in arrays:
+    x_BLH = jnp.repeat(x_BLG, num_heads // x_BLG.shape[2], axis=2)
+    results.append(take_heads(x_BLH, at))
+  return tuple(results)
 
 
-def _sum(places_BHLR, *arrays):
+def _sum_places(places_BHLR, *arrays):
   """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
 
-  def of_head(x_VTK, places_LR):
-    return functools.reduce(jnp.add, _at_places(x_VTK, places_LR, 0))
+  def sum_head(x_VTK, places_LR):
+    rows = _at_places(x_VTK, places_LR, 0)
+    return functools.reduce(jnp.add, rows)
 
-  of_heads = jax.vmap(jax.vmap(of_head, out_axes=1))
-  return tuple(of_heads(x, places_BHLR) for x in arrays)
+  sum_heads = jax.vmap(jax.vmap(sum_head, out_axes=1))
+  return tuple(sum_heads(x, places_BHLR) for x in arrays)
 
 
 def _at_places(x_VT, places_LR, fill):
   """For the first place of each position, the second, ...: rows, or `fill`."""
   x_P = x_VT.reshape(-1, *x_VT.shape[2:])
-  return [x_P.at[p].get(mode="fill", fill_value=fill) for p in places_LR.T]
+  return [
+    x_P.at[places_L].get(mode="fill", fill_value=fill)
+    for places_L in places_LR.T
+  ]

@@ -23,10 +23,10 @@ class Groups(NamedTuple):
   slots: jax.Array
 
 
-def group(labels_NE: jax.Array, num: int, tile: int) -> Groups:
+def group_by_label(labels_NE: jax.Array, num: int, tile: int) -> Groups:
   """Groups the entries of each row by label; label `num` leaves an entry out.
 
-  >>> groups = group(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
+  >>> groups = group_by_label(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
   >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()
   ([[[1, -1], [0, 2], [3, -1]]], [[0, 1, 1]], [[2, 0, 3, 4]])
   """

@@ -38,7 +38,7 @@ def any_span(patterns: Sequence[Pattern]) -> bool:
   return any(span_of(pattern) is not None for pattern in patterns)
 
 
-def of_heads(
+def spans_of_heads(
   patterns: Sequence[Pattern],
   directions: Mapping[Pattern, jax.Array],
   dtype: Any = jnp.float32,
@@ -61,7 +61,7 @@ def weights(
   dtype: Any = jnp.float32,
 ) -> jax.Array | None:
   """The weights [H, ...] of pairs, 1 where static; None without any span."""
-  spans_H = of_heads(patterns, directions, dtype)
+  spans_H = spans_of_heads(patterns, directions, dtype)
   if spans_H is None:
     return None
   rows = []

@@ -10,11 +10,10 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from sparse_transformer.attention.content.binding import with_content
-from sparse_transformer.attention.heads import index_of
+from sparse_transformer.attention import group_heads, index_of
 from sparse_transformer.model.block import NOT_RECOMPUTED
 from sparse_transformer.model.options.option import Inputs, Layer, Option
-from sparse_transformer.patterns.content import Content, Known
+from sparse_transformer.patterns import Content, Known
 
 
 class Directions(Option):
@@ -72,18 +71,14 @@ class Directions(Option):
     cluster. Only centroids get a gradient: they move to the queries.
     """
     q_BLHK = lax.stop_gradient(inputs.q_BLHK).astype(jnp.float32)
-    losses = [
-      _codebook(
-        content,
-        q_BLHK[:, :, index_of(using, q_BLHK.shape[2])],
-        inputs.keywords["directions"][content][
-          index_of(using, q_BLHK.shape[2])
-        ],
-      )
-      for pattern, using in with_content(layer.patterns).items()
-      for content in pattern.contents()
-      if content.is_learned
-    ]
+    losses = []
+    by_pattern = group_heads([(pattern,) for pattern in layer.patterns])
+    for pattern, heads in by_pattern.items():
+      index = index_of(heads, q_BLHK.shape[2])
+      for content in pattern.contents():
+        if content.is_learned and content in self._contents:
+          centroids = inputs.keywords["directions"][content][index]
+          losses.append(_codebook(content, q_BLHK[:, :, index], centroids))
     return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
 
 

@@ -1,12 +1,13 @@
 """Learned spans: parameters, as shares of the longest span."""
 
+import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from sparse_transformer.attention.content import spans
+from sparse_transformer import attention
 from sparse_transformer.model.options.option import Inputs, Layer, Option
 
 
@@ -18,24 +19,30 @@ class LearnedSpans(Option):
 
   @property
   def is_used(self) -> bool:
-    return any(map(spans.any_span, self.config.patterns))
+    heads = itertools.chain(*self.config.patterns)
+    return any(attention.span_of(pattern) is not None for pattern in heads)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     shape = self.config.num_layers, self.config.num_heads
     return dict(spans=jnp.zeros(shape, jnp.float32))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    found, shares_H = map(spans.span_of, layer.patterns), layer.own["spans"]
-    of_heads = {x: x.max * shares_H for x in found if x is not None}
-    return inputs.add_directions(of_heads)
+    shares_H = layer.own["spans"]
+    spans = {
+      span: span.max * shares_H
+      for span in map(attention.span_of, layer.patterns)
+      if span is not None
+    }
+    return inputs.add_directions(spans)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """`span`: the mean, in positions; `spans`: [heads], 0 without one."""
     directions = inputs.keywords["directions"]
-    spans_H = spans.of_heads(layer.patterns, directions)
+    spans_H = attention.spans_of_heads(layer.patterns, directions)
     if spans_H is None:
       return {}
-    num = sum(spans.span_of(pattern) is not None for pattern in layer.patterns)
+    spans = map(attention.span_of, layer.patterns)
+    num = sum(span is not None for span in spans)
     return dict(span=spans_H.sum() / num, spans=spans_H)
 
 

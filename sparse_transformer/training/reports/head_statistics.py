@@ -13,8 +13,7 @@ import numpy as np
 from jax.scipy.special import entr
 
 from sparse_transformer import atomic, model as model_lib, tables
-from sparse_transformer.attention.content import binding, spans as spans_lib
-from sparse_transformer.attention.contract import Keys, Queries
+from sparse_transformer.attention import pair_weights
 from sparse_transformer.figures import masks, style
 from sparse_transformer.model import options, transformer
 
@@ -116,13 +115,7 @@ def weigh(
       options.Inputs(q_BLHK, k_BLHK, k_BLHK, {}),
     )
     directions = inputs.keywords.get("directions", {})
-    # Values do not matter for weights: keys stand in for them.
-    mask_BHLM = binding.realize(
-      patterns, Queries(q_BLHK), Keys(k_BLHK, k_BLHK), directions
-    )
-
-    at = np.arange(q_BLHK.shape[1])
-    ramps_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
+    factors_BHLM = pair_weights(patterns, q_BLHK, k_BLHK, directions)
     sinks_H = inputs.keywords.get("sinks_H")
 
     heads = []
@@ -130,10 +123,10 @@ def weigh(
       q_LK = np.asarray(q_BLHK[0, :, head], np.float32)
       k_MK = np.asarray(k_BLHK[0, :, head], np.float32)
       scores_LM = q_LK / math.sqrt(q_LK.shape[-1]) @ k_MK.T
-      if ramps_HLM is not None:
-        scores_LM = scores_LM + jnp.log(ramps_HLM[head])
+      factors_LM = factors_BHLM[0, head]
+      scores_LM = scores_LM + jnp.log(factors_LM)
       sink = -np.inf if sinks_H is None else sinks_H[head]
-      mask_LM = np.asarray(mask_BHLM[0, head])
+      mask_LM = np.asarray(factors_LM > 0)
       heads.append(_measure(str(pattern), scores_LM, mask_LM, sink))
     yield layer, heads
 

@@ -227,4 +227,4 @@ def num_labels(content: Content, n: int, width: int) -> int:
       jnp.zeros((1, content.num_directions, width)),
     )
   )
-  return jax.eval_shape(content.labels, arrays).shape[-1]
+  return jax.eval_shape(content.find_buckets, arrays).shape[-1]

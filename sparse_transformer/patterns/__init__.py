@@ -45,14 +45,11 @@ from sparse_transformer.patterns.base import (
 from sparse_transformer.patterns.catalogue import *  # noqa: F403  see its __all__
 from sparse_transformer.patterns.checks import shorten as shorten
 from sparse_transformer.patterns.content import (
-  LSH as LSH,
-  AdaptiveSpan as AdaptiveSpan,
   Content as Content,
   Known as Known,
-  Routing as Routing,
-  TopBlocks as TopBlocks,
 )
-from sparse_transformer.patterns.given import (
+from sparse_transformer.patterns.content_catalogue import *  # noqa: F403
+from sparse_transformer.patterns.functions import (
   explicit as explicit,
   where as where,
 )

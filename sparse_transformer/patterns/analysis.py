@@ -7,12 +7,11 @@
 2
 """
 
-import bisect
 import dataclasses
 import functools
 import itertools
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -37,140 +36,183 @@ Layers: TypeAlias = Sequence[Sequence[Pattern]]
 Pair: TypeAlias = tuple[int, int]
 
 
+class _Pairs(NamedTuple):
+  """The pairs of a part, in its orders."""
+
+  full: list[layout_lib.Nodes]
+  tiles: layout_lib.Nodes  # the others, of `TILE` positions
+  bits: np.ndarray  # uint8 [tiles, TILE, TILE / 8], their pairs
+
+
 @functools.lru_cache(maxsize=64)
 def _find_pairs(part, n):
-  """Full nodes; the other tiles; their pairs, as bits [tiles, TILE, bytes]."""
   *full, tiles = layout_lib.cover(part, n, TILE)
   bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
-  at = orders(part, n), TILE, tiles.rows, tiles.cols
-  for here, pairs in layout_lib.pairs_of_tiles(part, *at):
+  pairs_of_tiles = layout_lib.pairs_of_tiles(
+    part, orders(part, n), TILE, tiles.rows, tiles.cols
+  )
+  for here, pairs in pairs_of_tiles:
     bits[here] = np.packbits(pairs, axis=-1)
-  return full, tiles, bits
+  return _Pairs(full, tiles, bits)
 
 
 def _reduce(ufunc, pattern, values, empty=0, by_key=False):
   """Reduces values [n, words] over each query's keys, or each key's queries."""
-  (n, words), result = values.shape, np.full_like(values, empty)
+  n = len(values)
   pattern.check(n)
-  flip = slice(None, None, -1 if by_key else 1)
-
-  def pad(x):
-    x = np.pad(x, ((0, -n % TILE), (0, 0)), constant_values=empty)
-    return x.reshape(-1, TILE, words)
-
+  result = np.full_like(values, empty)
   for part in pattern.parts():
-    full, tiles, bits = _find_pairs(part, n)
-    to_order, from_order = orders(part, n)[flip]
-    given, found = values[from_order], np.full_like(values, empty)
-    for nodes in full:
-      rows, cols = (nodes.rows, nodes.cols)[flip]
-      of_nodes = ufunc.reduceat(given, np.arange(0, n, nodes.size))
-      joined = np.full_like(of_nodes, empty)
-      ufunc.at(joined, rows, of_nodes[cols])
-      found = ufunc(found, np.repeat(joined, nodes.size, axis=0)[:n])
-    rows, cols = (tiles.rows, tiles.cols)[flip]
-    given, found = pad(given), pad(found)
-    step = max(1, CHUNK // (TILE**2 * words))
-    for start in range(0, len(rows), step):
-      here = slice(start, start + step)
-      pairs = np.unpackbits(bits[here], axis=-1).view(bool)
-      pairs = pairs.swapaxes(1, 2) if by_key else pairs
-      of_pairs = np.where(pairs[..., None], given[cols[here], None], empty)
-      ufunc.at(found, rows[here], ufunc.reduce(of_pairs, axis=2))
-    found = found.reshape(-1, words)[:n]
-    result[to_order] = ufunc(result[to_order], found)
+    readers, sources = orders(part, n)
+    if by_key:
+      readers, sources = sources, readers
+    pairs = _find_pairs(part, n)
+    read = values[sources]
+    by_place = ufunc(
+      _reduce_full(ufunc, read, pairs, empty, by_key),
+      _reduce_tiles(ufunc, read, pairs, empty, by_key),
+    )
+    result[readers] = ufunc(result[readers], by_place)
   return result
 
 
+def _reduce_full(ufunc, read, pairs, empty, by_key):
+  """Reduces over full nodes."""
+  n = len(read)
+  result = np.full_like(read, empty)
+  for nodes in pairs.full:
+    rows, cols = nodes.rows, nodes.cols
+    if by_key:
+      rows, cols = cols, rows
+    by_node = ufunc.reduceat(read, np.arange(0, n, nodes.size))
+    by_row = np.full_like(by_node, empty)
+    ufunc.at(by_row, rows, by_node[cols])
+    result = ufunc(result, np.repeat(by_row, nodes.size, axis=0)[:n])
+  return result
+
+
+def _reduce_tiles(ufunc, read, pairs, empty, by_key):
+  """Reduces over the other tiles, pair by pair."""
+  n, words = read.shape
+  rows, cols = pairs.tiles.rows, pairs.tiles.cols
+  if by_key:
+    rows, cols = cols, rows
+  padding = (0, -n % TILE), (0, 0)
+  padded = np.pad(read, padding, constant_values=empty)
+  by_tile = padded.reshape(-1, TILE, words)
+
+  result = np.full_like(by_tile, empty)
+  tile_values = TILE**2 * words
+  step = max(1, CHUNK // tile_values)
+  for start in range(0, len(rows), step):
+    here = slice(start, start + step)
+    is_pair = np.unpackbits(pairs.bits[here], axis=-1).view(bool)
+    if by_key:
+      is_pair = is_pair.swapaxes(1, 2)
+    values = by_tile[cols[here], None]
+    by_pair = np.where(is_pair[..., None], values, empty)
+    by_reader = ufunc.reduce(by_pair, axis=2)
+    ufunc.at(result, rows[here], by_reader)
+  return result.reshape(-1, words)[:n]
+
+
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Whether any of n queries attends to a key, or may for some content."""
+  """Returns whether a query attends to a key, or may for some content."""
   pattern.check(n)
   pattern = pattern.support()
-  some = np.array([[0], [n // 2], [n - 1]])
-  if np.any(pattern.mask(some, np.arange(n))):
+  some_queries = np.array([[0], [n // 2], [n - 1]])
+  if np.any(pattern.mask(some_queries, np.arange(n))):
     return True
-  covers = (layout_lib.cover(part, n, TILE) for part in pattern.parts())
-  return any(len(nodes.pairs) for nodes in itertools.chain(*covers))
+  for part in pattern.parts():
+    for nodes in layout_lib.cover(part, n, TILE):
+      if len(nodes.pairs):
+        return True
+  return False
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
-  """Whether no query attends to a later key, whatever the content."""
+  """Returns whether no query attends to a later key, whatever the content."""
   pattern.check(n)
-  pattern = pattern.support()
-  # Combinations of causal patterns need no search.
-  match pattern:
-    case Union(left, right) if is_causal(left, n) and is_causal(right, n):
-      return True
-    case Intersection(left, right) if is_causal(left, n) or is_causal(right, n):
-      return True
-    case Difference(left, _) if is_causal(left, n):
-      return True
-  return not has_pairs(pattern - Causal(), n)
+  return not has_pairs(pattern.support() - Causal(), n)
 
 
 def first_leak(pattern: Pattern, n: int) -> Pair | None:
-  """The (query, key) of the first key that an earlier query sees, or None."""
+  """Returns the first key that an earlier query sees, as (query, key).
+
+  The query is the first that sees it. None: there is no such key.
+
+  >>> from sparse_transformer.patterns import Local
+  >>> first_leak(Local(5, causal=False), 9)
+  (0, 1)
+  """
   if is_causal(pattern, n):
     return None
   late = pattern.support() - Causal()
-  # The key is the last position of the shortest sequence that has a pair.
-  lengths = range(1, n + 1)
-  is_found = lambda k: has_pairs(late.beginning(k), k)
-  k = bisect.bisect_left(lengths, True, key=is_found)
-  return int(np.argmax(late.mask(np.arange(k), np.asarray(k)))), k
+  first = _reduce(np.minimum, late, _column(n), empty=n, by_key=True)[:, 0]
+  key = int(np.flatnonzero(first < n)[0])
+  return int(first[key]), key
 
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
-  """The number of keys that each query attends to: int64 [n]."""
+  """Counts the keys that each query attends to: int64 [n]."""
   return _reduce(np.add, pattern, np.ones((n, 1), np.int64))[:, 0]
 
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """The number of pairs; the most there can be if content decides."""
+  """Counts the pairs; the most there can be if content decides."""
   static, parts = pattern.split()
-  found = 0 if static is None else static.pairs(n)
+  total = 0 if static is None else static.pairs(n)
   for part in parts:
-    keys = keys_per_query(part.support(), n).clip(max=most_keys(part, n))
-    found += int(keys.sum())
-  return found
+    keys = keys_per_query(part.support(), n)
+    total += int(keys.clip(max=most_keys(part, n)).sum())
+  return total
 
 
 def most_keys(pattern: Pattern, n: int) -> int:
-  """The most keys that one of n queries may have, whatever the content."""
+  """Returns the most keys that one of n queries may have."""
+  if not pattern.contents():
+    return int(keys_per_query(pattern, n).max())
   match pattern:
-    case Content():
-      return pattern.most_keys(n)
-    case Union(left, right) if pattern.contents():
+    case Union(left, right):
       return min(n, most_keys(left, n) + most_keys(right, n))
-    case Intersection(left, right) if pattern.contents():
+    case Intersection(left, right):
       return min(most_keys(left, n), most_keys(right, n))
-    case Difference(left, _) if pattern.contents():
+    case Difference(left, _):
       return most_keys(left, n)
-  return int(keys_per_query(pattern, n).max())
+  assert isinstance(pattern, Content)
+  return pattern.most_keys(n)
 
 
 def count_tiles(part: Pattern, n: int, tile: int) -> int:
-  """The number of tiles in the layout of a part, without laying it out."""
+  """Counts the tiles in the layout of a part, without laying it out."""
   total = 0
-  for size, rows, cols, _ in layout_lib.cover(part, n, tile):
-    places = (n - np.stack([rows, cols]) * size).clip(max=size)
-    total += int((-(-places // tile)).prod(0).sum())
+  for nodes in layout_lib.cover(part, n, tile):
+    corners = np.stack([nodes.rows, nodes.cols]) * nodes.size
+    sides = (n - corners).clip(max=nodes.size)
+    total += int((-(-sides // tile)).prod(0).sum())
   return total
 
 
 def last_readers(pattern: Pattern, n: int) -> np.ndarray:
-  """The last query that attends to each key: int64 [n], -1 for none."""
-  queries = np.arange(n)[:, None]
-  return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
+  """Returns the last query that attends to each key: int64 [n], -1 for none."""
+  return _reduce(np.maximum, pattern, _column(n), empty=-1, by_key=True)[:, 0]
+
+
+def _column(n):
+  return np.arange(n)[:, None]
 
 
 def cache_size(pattern: Pattern, n: int) -> int:
-  """The largest number of keys that decoding must hold at once.
+  """Returns the largest number of keys that decoding must hold at once.
 
   At query t: the keys up to t that it or a later query attends to.
+
+  >>> from sparse_transformer.patterns import Local
+  >>> cache_size(Local(4), 100)
+  4
   """
-  last, keys = last_readers(pattern, n), np.arange(n)
+  keys = np.arange(n)
+  last = last_readers(pattern, n)
   is_read = last >= keys
   changes = np.bincount(keys[is_read], minlength=n + 1)
   changes -= np.bincount(last[is_read] + 1, minlength=n + 1)
@@ -178,15 +220,24 @@ def cache_size(pattern: Pattern, n: int) -> int:
 
 
 def reach(layers: Layers, n: int) -> np.ndarray:
-  """The inputs that each position sees through all layers: bool [n, n].
+  """Returns the inputs that each position sees through all layers.
 
   This includes the residual stream: every position keeps what it has.
+
+  Args:
+    layers: the patterns of each layer's heads.
+    n: positions; this does n x n work.
+
+  Returns:
+    Booleans [n, n], one row for each position.
   """
   _check(layers, n)
   seen = np.eye(n, dtype=np.float32)
   for heads in layers:
-    steps = sum((pattern.matrix(n) for pattern in set(heads)), np.eye(n))
-    seen = np.minimum(np.float32(steps) @ seen, 1)
+    paths = np.eye(n, dtype=np.float32)
+    for pattern in set(heads):
+      paths += pattern.matrix(n)
+    seen = np.minimum(paths @ seen, 1)
   return seen > 0
 
 
@@ -195,7 +246,7 @@ def _check(layers, n):
     pattern.check(n)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Reach:
   """The result of following inputs through a network."""
 
@@ -215,50 +266,61 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   between its key and its query; the rest is sampled with 64 inputs.
   """
   _check(layers, n)
-  causal = all(is_causal(p, n) for p in {p for heads in layers for p in heads})
-  positions = n if n <= EXACT else EXACT if causal else 0
-  inputs = _sampled_inputs(n) if n > EXACT else np.arange(0)
-  found = [
-    _follow(layers, size, followed, causal)
-    for size, followed in ((positions, np.arange(positions)), (n, inputs))
-    if len(followed)
-  ]
-  depths = [depth for depth, _ in found if depth is not None]
-  missing = next((pair for _, pair in found if pair), None)
-  depth = max(depths) if missing is None else None
-  return Reach(depth, missing, positions, len(inputs))
+  causal = all(is_causal(p, n) for p in set(itertools.chain(*layers)))
+  if n <= EXACT:
+    positions, inputs = n, np.arange(0)
+  else:
+    positions, inputs = EXACT if causal else 0, _sampled_inputs(n)
+
+  depth = 0
+  missing = None
+  for size, followed in ((positions, np.arange(positions)), (n, inputs)):
+    if len(followed) and missing is None:
+      reached, missing = _follow(layers, size, followed, causal)
+      depth = max(depth, reached)
+  return Reach(
+    layers=depth if missing is None else None,
+    missing=missing,
+    positions=positions,
+    inputs=len(inputs),
+  )
 
 
 def _sampled_inputs(n):
-  """Both sides of the boundaries at powers of 2, then random positions."""
+  """Returns both sides of the powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)
-  places = [*(powers - 1), *powers, *random[:INPUTS]]
-  return np.sort(list(dict.fromkeys(places))[:INPUTS])
+  inputs = dict.fromkeys([*(powers - 1), *powers, *random[:INPUTS]])
+  return np.sort(list(inputs)[:INPUTS])
 
 
 def _follow(layers, n, inputs, causal):
-  """(layers after which positions see all, None), or (None, a pair without)."""
+  """Returns (layers, None) if all is seen after these, or (layers, a pair)."""
   # Bit j of a position says whether it sees input j.
-  layers = [[pattern.beginning(n) for pattern in heads] for heads in layers]
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
   bits = np.arange(len(inputs))
   seen[inputs, bits // 64] = np.uint64(1) << (bits % 64).astype(np.uint64)
   wanted = np.bitwise_or.accumulate(seen)
   if not causal:
     wanted = np.broadcast_to(wanted[-1], wanted.shape)
+
   idle: set[frozenset[Pattern]] = set()  # layers that add nothing to `seen`
-  for depth, heads in enumerate((*layers, ())):
-    if np.array_equal(seen, wanted):
-      return depth, None
-    if frozenset(heads) in idle:
+  depth = 0
+  while depth < len(layers) and not np.array_equal(seen, wanted):
+    heads = frozenset(layers[depth])
+    depth += 1
+    if heads in idle:
       continue
-    found = (_reduce(np.bitwise_or, p, seen) for p in set(heads))
-    new = functools.reduce(np.bitwise_or, found, seen)
-    idle = {*idle, frozenset(heads)} if np.array_equal(new, seen) else set()
-    seen = new
+    before = seen
+    for pattern in heads:
+      new = _reduce(np.bitwise_or, pattern.beginning(n), before)
+      seen = seen | new
+    idle = idle | {heads} if np.array_equal(seen, before) else set()
+
   missing = wanted & ~seen
+  if not missing.any():
+    return depth, None
   query = int(np.flatnonzero(missing.any(1))[0])
   words = missing[query].astype("<u8").view(np.uint8)
-  flags = np.unpackbits(words, bitorder="little")
-  return None, (query, int(inputs[np.flatnonzero(flags)[0]]))
+  is_missing = np.unpackbits(words, bitorder="little")
+  return depth, (query, int(inputs[np.flatnonzero(is_missing)[0]]))

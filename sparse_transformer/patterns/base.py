@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NoReturn, TypeAlias, TypeVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -50,6 +50,8 @@ class Pattern:
   def beginning(self, n: int) -> "Pattern":
     """The pairs of the first n positions, if it has a length of its own."""
     return self
+
+  # The content-based patterns in it, which the docs of `content` explain.
 
   def contents(self) -> tuple[Any, ...]:
     """The `content.Content` that this pattern is made of; none if static."""
@@ -99,18 +101,11 @@ class Pattern:
   def __sub__(self, other: "Pattern") -> "Difference":
     return Difference(self, other)
 
-  def _refuse(self, *others: object) -> NoReturn:
-    """Raises the TypeError of all other operators and operands."""
-    wrong = [x for x in others if not isinstance(x, Pattern)]
-    given = "".join(f", not with {checks.shorten(repr(x))}" for x in wrong)
+  def __bool__(self) -> bool:
     raise TypeError(
-      f"{checks.shorten(self)}: combine patterns with | & - only, and with"
-      f" patterns{given}; parse(text) reads text, and Full() - p has all pairs"
-      " but those of p"
+      f"{checks.shorten(self)}: combine patterns with | & - only; Full() - p"
+      " has all pairs but those of p"
     )
-
-  __ror__ = __rand__ = __rsub__ = __bool__ = __invert__ = __neg__ = _refuse
-  __add__ = __radd__ = __mul__ = __rmul__ = __xor__ = __rxor__ = _refuse
 
   def __str__(self) -> str:
     """The expression that `parse` reads back if the class is registered."""
@@ -126,8 +121,9 @@ class Pattern:
   def matrix(self, n: int) -> np.ndarray:
     """The set as booleans [n, n], with one row per query."""
     self.check(n)
-    i = np.arange(n)
-    return np.broadcast_to(self.mask(i[:, None], i), (n, n))
+    positions = np.arange(n)
+    mask = self.mask(positions[:, None], positions)
+    return np.broadcast_to(mask, (n, n))
 
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
@@ -147,17 +143,13 @@ class Pattern:
     return layout_lib.lay_out(self, n, tile)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Examples:
   """Examples of one class of patterns, which tests and benchmarks run over."""
 
-  _: dataclasses.KW_ONLY
   causal: tuple[Pattern, ...] = ()  # for sequences of about 100 positions
   bidirectional: tuple[Pattern, ...] = ()  # the same, where the class has some
   large: Pattern  # for a million positions
-  # (i, n) -> how many keys the queries i, an array, of `large` have among n
-  # positions, in closed form.
-  num_keys: Callable[[np.ndarray, int], np.ndarray | int]
 
   @property
   def small(self) -> tuple[Pattern, ...]:
@@ -176,13 +168,18 @@ class Combination(Pattern):
 
   def __post_init__(self) -> None:
     if not isinstance(self.right, Pattern):
-      self.left._refuse(self.right)
+      raise TypeError(
+        f"{checks.shorten(self.left)}: combine patterns with | & - only, and"
+        f" with patterns, not with {checks.shorten(repr(self.right))};"
+        " parse(text) reads text"
+      )
 
   def beginning(self, n: int) -> Pattern:
     return type(self)(self.left.beginning(n), self.right.beginning(n))
 
   def contents(self) -> tuple[Any, ...]:
-    return (*dict.fromkeys(self.left.contents() + self.right.contents()),)
+    both = self.left.contents() + self.right.contents()
+    return tuple(dict.fromkeys(both))
 
   def support(self) -> Pattern:
     return type(self)(self.left.support(), self.right.support())
@@ -198,10 +195,11 @@ class Combination(Pattern):
       content.check_within(self)
 
   def __str__(self) -> str:
-    return f" {self.operator} ".join(
-      f"({side})" if isinstance(side, Combination) else str(side)
-      for side in (self.left, self.right)
-    )
+    sides = []
+    for side in (self.left, self.right):
+      is_nested = isinstance(side, Combination)
+      sides.append(f"({side})" if is_nested else str(side))
+    return f" {self.operator} ".join(sides)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -214,18 +212,26 @@ class Union(Combination):
     return self.left.mask(q, k) | self.right.mask(q, k)
 
   def parts(self) -> tuple[Pattern, ...]:
-    left, right = self.left.parts(), self.right.parts()
+    left = self.left.parts()
+    right = self.right.parts()
     # Parts in natural order run together.
     if all(_is_natural(part) for part in left + right):
       return (self,)
     return left + tuple(part - self.left for part in right)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    (static, of_left), (other, of_right) = self.left.split(), self.right.split()
-    if other is not None:  # static pairs come first
-      of_left = tuple(part - other for part in of_left)
-      static = other if static is None else static | other
-    return static, of_left + tuple(part - self.left for part in of_right)
+    left_static, left_parts = self.left.split()
+    right_static, right_parts = self.right.split()
+    right_parts = tuple(part - self.left for part in right_parts)
+    if right_static is None:
+      return left_static, left_parts + right_parts
+
+    # Static pairs come first.
+    static = right_static
+    if left_static is not None:
+      static = left_static | right_static
+    left_parts = tuple(part - right_static for part in left_parts)
+    return static, left_parts + right_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,15 +255,15 @@ class Intersection(_Restriction):
     return self.left.mask(q, k) & self.right.mask(q, k)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    static, content = self.left.split()
-    content = tuple(part & self.right for part in content)
+    static, parts = self.left.split()
+    parts = tuple(part & self.right for part in parts)
     if static is None:
-      return None, content
+      return None, parts
     if not self.right.contents():
-      return static & self.right, content
+      return static & self.right, parts
     # Content-based pairs come first: they decide the order of positions.
-    static, others = (self.right & static).split()
-    return static, content + others
+    static, right_parts = (self.right & static).split()
+    return static, parts + right_parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +273,8 @@ class Difference(_Restriction):
   operator = "-"
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    left, right = self.left.mask(q, k), self.right.mask(q, k)
+    left = self.left.mask(q, k)
+    right = self.right.mask(q, k)
     # ~ makes an integer of a plain True or False.
     return left & (not right if isinstance(right, bool) else ~right)
 
@@ -277,20 +284,20 @@ class Difference(_Restriction):
     return super().support()
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
-    static, content = self.left.split()
-    content = tuple(part - self.right for part in content)
+    static, parts = self.left.split()
+    parts = tuple(part - self.right for part in parts)
     if static is None:
-      return None, content
+      return None, parts
     if self.right.contents():
       raise ValueError(
         f"{checks.shorten(self)} subtracts content-based pairs from"
         f" {checks.shorten(static)}, which is static: only a"
         " content-based pattern can lose such pairs"
       )
-    return static - self.right, content
+    return static - self.right, parts
 
 
-def _is_natural(pattern: Pattern) -> bool:
+def _is_natural(pattern):
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
@@ -308,24 +315,34 @@ class Checked(Pattern):
 
 
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
-  """Raises a ValueError unless fields are integers of at least `minimum`.
+  """Checks the fields of a pattern, and its `causal`, if it has that.
 
-  The field `causal`, if there is one, must be a boolean.
+  Args:
+    pattern: a dataclass.
+    *fields: names of fields that must be integers.
+    minimum: the least value of each.
+
+  Raises:
+    ValueError: a field is no integer of at least `minimum` that fits in 32
+      bits, or `causal` is no boolean.
   """
-  for field in (*fields, "causal"):
-    value, rule = getattr(pattern, field, True), ""
+  for field in fields:
+    value = getattr(pattern, field)
     is_bool = isinstance(value, (bool, np.bool_))
-    if field == "causal":
-      rule = "" if is_bool else "True or False"
-    elif is_bool or not isinstance(value, (int, np.integer)):
-      rule = "an integer"
-    elif not minimum <= value < intervals.LIMIT:
-      rule = f"at least {minimum}, and fit in 32 bits"
-    if rule:
-      raise ValueError(
-        f"{checks.shorten(pattern)}: {field} must be {rule}, not"
-        f" {checks.shorten(repr(value))}"
-      )
+    if is_bool or not isinstance(value, (int, np.integer)):
+      _refuse(pattern, field, "an integer")
+    if not minimum <= value < intervals.LIMIT:
+      _refuse(pattern, field, f"at least {minimum}, and fit in 32 bits")
+  if not isinstance(getattr(pattern, "causal", True), (bool, np.bool_)):
+    _refuse(pattern, "causal", "True or False")
+
+
+def _refuse(pattern, field, rule):
+  value = repr(getattr(pattern, field))
+  raise ValueError(
+    f"{checks.shorten(pattern)}: {field} must be {rule}, not"
+    f" {checks.shorten(value)}"
+  )
 
 
 CATALOGUE: dict[str, type[Pattern]] = {}
@@ -335,31 +352,40 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 
 
 def register(cls: _Class) -> _Class:
-  """Decorator that adds a class of patterns to `CATALOGUE` or to `CONTENT`.
+  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`.
 
   Expressions (`parse`) can then name it, and tests, benchmarks and tables of
-  the docs include it. It needs a docstring and, if static, `examples`. A class
-  defined again, as in a notebook, replaces itself; others need other names.
+  the docs include it. A class defined again, as in a notebook, replaces itself.
+
+  Args:
+    cls: has a docstring and, if static, `examples`.
+
+  Returns:
+    The class, so that this is a decorator.
+
+  Raises:
+    ValueError: another class has its name.
   """
   known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
-  names = {(c.__module__, c.__qualname__) for c in (known, cls)}
-  if len(names) > 1:
+  place = cls.__module__, cls.__qualname__
+  if place != (known.__module__, known.__qualname__):
     raise ValueError(
       f"a pattern {cls.__name__} already exists in {known.__module__}; "
       "choose another name"
     )
   is_static = cls.contents is Pattern.contents
-  (CATALOGUE if is_static else CONTENT)[cls.__name__] = cls
+  registry = CATALOGUE if is_static else CONTENT
+  registry[cls.__name__] = cls
   return cls
 
 
 def examples() -> dict[str, Examples]:
-  """The examples of all registered static classes, by name."""
+  """Returns the examples of all registered static classes, by name."""
   return {name: cls.examples() for name, cls in CATALOGUE.items()}
 
 
 def signature(cls: type[Pattern]) -> str:
-  """The expression of a class of patterns: its name and arguments."""
+  """Returns the expression of a class of patterns: its name and arguments."""
   parameters = inspect.signature(cls).parameters.values()
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   return f"{cls.__name__}{inspect.Signature(plain)}"

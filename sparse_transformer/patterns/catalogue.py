@@ -28,7 +28,7 @@ class Causal(Pattern):
 
   @classmethod
   def examples(cls) -> Examples:
-    return Examples(causal=(cls(),), large=cls(), num_keys=lambda i, n: i + 1)
+    return Examples(causal=(cls(),), large=cls())
 
 
 @register
@@ -41,9 +41,7 @@ class Full(Pattern):
 
   @classmethod
   def examples(cls) -> Examples:
-    return Examples(
-      bidirectional=(cls(),), large=cls(), num_keys=lambda i, n: n
-    )
+    return Examples(bidirectional=(cls(),), large=cls())
 
 
 @register
@@ -70,7 +68,6 @@ class Local(Checked):
       causal=(cls(17), cls(1)),
       bidirectional=(cls(7, causal=False),),
       large=cls(1024),
-      num_keys=lambda i, n: np.minimum(i + 1, 1024),
     )
 
 
@@ -102,7 +99,6 @@ class Dilated(Checked):
       causal=(cls(5, 3),),
       bidirectional=(cls(5, 3, causal=False),),
       large=cls(128, 64),
-      num_keys=lambda i, n: np.minimum(i // 64 + 1, 128),
     )
 
 
@@ -140,7 +136,6 @@ class Strided(Checked):
       causal=(cls(12), cls(12, offset=1)),
       bidirectional=(cls(12, causal=False),),
       large=cls(1024),
-      num_keys=lambda i, n: i // 1024 + 1,
     )
 
 
@@ -170,7 +165,6 @@ class Block(Checked):
       causal=(cls(20), cls(6, previous=2)),
       bidirectional=(cls(6, previous=1, causal=False),),
       large=cls(128, previous=2),
-      num_keys=lambda i, n: i % 128 + 1 + np.minimum(i // 128, 2) * 128,
     )
 
 
@@ -216,7 +210,6 @@ class Summary(Checked):
       causal=(cls(20, 3), cls(20, 3, 1)),
       bidirectional=(cls(20, 3, causal=False),),
       large=cls(128, 32),
-      num_keys=lambda i, n: i // 128 * 32 + np.maximum(i % 128 - 95, 0),
     )
 
 
@@ -245,7 +238,6 @@ class LogSparse(Checked):
     return Examples(
       causal=(cls(), cls(5)),
       large=cls(),
-      num_keys=lambda i, n: 1 + np.frexp(i)[1],
     )
 
 
@@ -291,7 +283,6 @@ class Global(Checked):
       causal=(cls(3),),
       bidirectional=(cls(3, causal=False),),
       large=cls(64),
-      num_keys=lambda i, n: np.minimum(i + 1, 64),
     )
 
 
@@ -330,10 +321,12 @@ class RandomBlocks(Checked):
     hits = (row < 0) & (col < 0)
     for draw in range(self.num):
       begin = count * draw // self.num
-      size = count * (draw + 1) // self.num - begin
+      end = count * (draw + 1) // self.num
+      size = end - begin
       chance = _hash(row, self.seed * self.num + draw)
       drawn = begin + _share(chance, size)
-      hits = hits | ((col == drawn + self.first) & (size > 0))
+      is_drawn = col == drawn + self.first
+      hits = hits | (is_drawn & (size > 0))
     return hits & (count > 0)
 
   @classmethod
@@ -342,7 +335,6 @@ class RandomBlocks(Checked):
       causal=(cls(4, 2), cls(3, 3, seed=5, first=1, last=2)),
       bidirectional=(cls(4, 2, causal=False),),
       large=cls(64, 3),
-      num_keys=lambda i, n: np.minimum(i // 64, 3) * 64,
     )
 
 
@@ -404,7 +396,6 @@ class Longformer(_Shorthand):
       causal=(cls(7, 2),),
       bidirectional=(cls(7, 2, causal=False),),
       large=cls(512, 64),
-      num_keys=lambda i, n: np.minimum(i + 1, 512 + 64),
     )
 
 
@@ -452,7 +443,6 @@ class BigBird(_Shorthand):
       causal=(cls(4, num_random=2),),
       bidirectional=(cls(4, num_random=2, causal=False),),
       large=cls(64),
-      num_keys=lambda i, n: i % 64 + 1 + np.minimum(i // 64, 5) * 64,
     )
 
 
@@ -491,7 +481,6 @@ class Row(_Shorthand):
       causal=(cls(4, 3), cls(4, 3, previous=1)),
       bidirectional=(cls(4, 3, causal=False), cls(4, 3, 1, causal=False)),
       large=cls(64, 3),
-      num_keys=lambda i, n: i % 192 + 1,
     )
 
 
@@ -521,7 +510,6 @@ class Column(_Raster):
       causal=(cls(4, 3),),
       bidirectional=(cls(4, 3, causal=False),),
       large=cls(64, 3),
-      num_keys=lambda i, n: i // 192 * 3 + i % 3 + 1,
     )
 
 
@@ -556,17 +544,10 @@ class Neighborhood(_Raster):
 
   @classmethod
   def examples(cls) -> Examples:
-    def num_keys(i: np.ndarray, n: int) -> np.ndarray:
-      row, column, channel = i // 192, i // 3 % 64, i % 3
-      left, right = np.minimum(column, 4), np.minimum(63 - column, 4)
-      above = np.minimum(row, 8) * (left + 1 + right) * 3
-      return above + left * 3 + channel + 1
-
     return Examples(
       causal=(cls(3, 3, 4, 3),),
       bidirectional=(cls(3, 3, 4, 3, causal=False),),
       large=cls(9, 9, 64, 3),
-      num_keys=num_keys,
     )
 
 

@@ -14,7 +14,7 @@ SHORT = 100  # characters of a pattern that an error message quotes
 
 
 def check_pattern(pattern: PatternLike, n: int) -> None:
-  """See `base.Pattern.check`."""
+  """Checks that a pattern is well defined, see `base.Pattern.check`."""
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
   try:
@@ -35,7 +35,7 @@ def _check(pattern, n):
 
 @functools.lru_cache(maxsize=16)
 def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
-  """The query order and the key order of a pattern, as int32 [n]."""
+  """Returns the query order and the key order of a pattern, as int32 [n]."""
   queries, keys = map(np.asarray, pattern.orders(n))
   for side, order in (("query", queries), ("key", keys)):
     if not np.array_equal(np.sort(order), np.arange(n)):
@@ -47,22 +47,29 @@ def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shorten(value: object) -> str:
-  """The text of a value for a message: its middle is cut if it is long."""
+  """Returns the text of a value for a message, without the middle if long."""
   text = str(value)
+  if len(text) <= SHORT:
+    return text
   half = SHORT // 2
-  return text if len(text) <= SHORT else f"{text[:half]}...{text[-half:]}"
+  return f"{text[:half]}...{text[-half:]}"
 
 
 def _check_value(pattern):
-  """Plans are shared by equal patterns: equality must see all attributes."""
+  """Checks that equality sees all attributes, since equal patterns share plans.
+
+  Cached properties follow from the others.
+  """
   cls = type(pattern)
-  owner = next(c for c in cls.__mro__ if "__eq__" in vars(c))
-  if owner is cls:
+  definer = next(base for base in cls.__mro__ if "__eq__" in vars(base))
+  if definer is cls:
     return
-  fields = getattr(owner, "__dataclass_fields__", vars(pattern))
-  is_cache = lambda x: isinstance(x, functools.cached_property)
-  others = [name for name in vars(pattern) if name not in fields]
-  unseen = [x for x in others if not is_cache(getattr(cls, x, None))]
+  compared = getattr(definer, "__dataclass_fields__", vars(pattern))
+  unseen = []
+  for name in vars(pattern):
+    is_cached = isinstance(getattr(cls, name, None), functools.cached_property)
+    if name not in compared and not is_cached:
+      unseen.append(name)
   if unseen:
     raise ValueError(
       f"{cls.__name__} must be a frozen dataclass, so that patterns are equal"
@@ -71,9 +78,9 @@ def _check_value(pattern):
 
 
 def _check_mask(pattern, n):
-  q, k = intervals.Int32(0, n - 1), intervals.Int32(0, n - 1)
+  position = intervals.Int32(0, n - 1)
   try:
-    intervals.as_truth(pattern.mask(q, k))
+    intervals.as_truth(pattern.mask(position, position))
   except OverflowError as error:
     raise ValueError(
       f"{shorten(pattern)}: {error} with {n} positions, but all values in a"

@@ -33,10 +33,11 @@ class TilePairs(NamedTuple):
   cols: np.ndarray  # the index of the key tile
 
   def query(self, positions: np.ndarray) -> "QueryPlusKey":
-    """The query of each pair, given all positions in the order of tiles."""
+    """The query of each pair; `positions` are all, in the order of tiles."""
     return QueryPlusKey(self, positions, 0)
 
   def key(self, positions: np.ndarray) -> "QueryPlusKey":
+    """The key of each pair; `positions` are all, in the order of tiles."""
     return QueryPlusKey(self, 0, positions)
 
   def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:
@@ -54,21 +55,39 @@ class TilePairs(NamedTuple):
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True
-    tiles = np.arange(len(u)) // self.size
-    if len(self.rows) < 64 * (tiles[-1] + 1):  # cheaper to split than to test
+    num_tiles = -(-len(u) // self.size)
+    if len(self.rows) < 64 * num_tiles:  # cheaper to split than to test
       return True
-    starts, sides = np.arange(0, len(u), self.size), []
-    for values, index in ((u, self.rows), (v, self.cols)):
-      low, high = (f.reduceat(values, starts) for f in (np.minimum, np.maximum))
-      sides.append(((high - low).sum(), values, index, low, high))
-    sides.sort(key=lambda side: side[0], reverse=True)
-    (_, x, x_tiles, *_), (_, y, y_tiles, low, high) = sides
+
+    u_low, u_high = self._tile_bounds(u)
+    v_low, v_high = self._tile_bounds(v)
+    if (v_high - v_low).sum() > (u_high - u_low).sum():
+      return self._may_lie_between(
+        v, self.cols, u_low[self.rows], u_high[self.rows]
+      )
+    return self._may_lie_between(
+      u, self.rows, v_low[self.cols], v_high[self.cols]
+    )
+
+  def _tile_bounds(self, values):
+    starts = np.arange(0, len(values), self.size)
+    low = np.minimum.reduceat(values, starts)
+    high = np.maximum.reduceat(values, starts)
+    return low, high
+
+  def _may_lie_between(self, values, tiles, low, high):
+    """Whether some value of each given tile lies between its bounds."""
     # One sorted array of integers in which each tile has its own range.
-    first, width = min(x.min(), y.min()), 1 + np.ptp(np.concatenate([x, y]))
-    sorted_x = np.sort(tiles * width + (x - first))
-    offset = x_tiles * width - first
-    begin = np.searchsorted(sorted_x, offset + low[y_tiles])
-    return begin < np.searchsorted(sorted_x, offset + high[y_tiles], "right")
+    first = min(values.min(), low.min())
+    last = max(values.max(), high.max())
+    width = 1 + last - first
+    tile_of_value = np.arange(len(values)) // self.size
+    in_tiles = np.sort(tile_of_value * width + values)
+
+    offset = tiles * width
+    begin = np.searchsorted(in_tiles, offset + low)
+    end = np.searchsorted(in_tiles, offset + high, "right")
+    return begin < end
 
 
 class Truth:
@@ -103,7 +122,8 @@ class Truth:
       "combine the conditions of a mask with & | ~, not with and/or/not"
     )
 
-  __rand__, __ror__ = __and__, __or__
+  __rand__ = __and__
+  __ror__ = __or__
   __hash__ = None  # type: ignore[assignment]
   __array_ufunc__ = None  # NumPy's functions raise a TypeError
 
@@ -179,20 +199,21 @@ class QueryPlusKey(Integer):
   """u(query) + v(key), known at every position; else use an `Interval`."""
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):
-    self.pairs, self.u, self.v = pairs, u, v
+    self.pairs = pairs
+    self.u = u
+    self.v = v
 
   def bounds(self) -> tuple[Array, Array]:
-    low, high = (
-      np.asarray(
-        self.pairs.reduce(ufunc, self.u, self.pairs.rows)
-        + self.pairs.reduce(ufunc, self.v, self.pairs.cols)
-      )
-      for ufunc in (np.minimum, np.maximum)
-    )
-    return low, high
+    return self._reduce(np.minimum), self._reduce(np.maximum)
+
+  def _reduce(self, ufunc):
+    u = self.pairs.reduce(ufunc, self.u, self.pairs.rows)
+    v = self.pairs.reduce(ufunc, self.v, self.pairs.cols)
+    return np.asarray(u + v)
 
   def __eq__(self, other: Any) -> Truth:  # type: ignore[override]
-    equal, difference = super().__eq__(other), self - other
+    equal = super().__eq__(other)
+    difference = self - other
     if not isinstance(difference, QueryPlusKey):
       return equal
     possible = self.pairs.may_be_equal(difference.u, difference.v * -1)
@@ -200,13 +221,13 @@ class QueryPlusKey(Integer):
 
   __hash__ = None  # type: ignore[assignment]
 
-  def _map(self, f: Callable[[Array], Array]) -> "QueryPlusKey | None":
-    """f of the value where it depends on one side only, else None."""
+  def _map(self, function: Callable[[Any], Any]) -> Any:
+    """The function of each value; of bounds if it depends on both sides."""
     if np.ndim(self.v) == 0:
-      return QueryPlusKey(self.pairs, f(self.u + self.v), 0)
+      return QueryPlusKey(self.pairs, function(self.u + self.v), 0)
     if np.ndim(self.u) == 0:
-      return QueryPlusKey(self.pairs, 0, f(self.u + self.v))
-    return None
+      return QueryPlusKey(self.pairs, 0, function(self.u + self.v))
+    return function(Interval(*self.bounds()))
 
   def __add__(self, other: Any) -> Any:
     if isinstance(other, Interval):
@@ -218,39 +239,37 @@ class QueryPlusKey(Integer):
   def __mul__(self, other: Any) -> Any:
     if isinstance(other, QueryPlusKey):
       # Exact where both depend on the query only, or on the key only.
-      for ours, theirs in ((self.u, other.u), (self.v, other.v)):
-        if np.ndim(ours) == np.ndim(theirs) == 0:
-          return self._map(lambda x: x * (other.u + other.v))
+      is_of_query = np.ndim(self.v) == np.ndim(other.v) == 0
+      is_of_key = np.ndim(self.u) == np.ndim(other.u) == 0
+      if is_of_query or is_of_key:
+        value = other.u + other.v
+        return self._map(lambda x: x * value)
     if isinstance(other, Integer):
       return Interval(*self.bounds()) * other
-    other = _constant(other)
-    return QueryPlusKey(self.pairs, self.u * other, self.v * other)
+    factor = _constant(other)
+    return QueryPlusKey(self.pairs, self.u * factor, self.v * factor)
 
   def __abs__(self) -> Any:
-    exact = self._map(np.abs)
-    return abs(Interval(*self.bounds())) if exact is None else exact
+    return self._map(abs)
 
   def __floordiv__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
-    exact = self._map(lambda x: x // divisor)
-    return Interval(*self.bounds()) // divisor if exact is None else exact
+    return self._map(lambda x: x // divisor)
 
   def __mod__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
     # The residues of the two sides are taken before they are added: tiles
     # with one residue each then give one residue, however far apart they are.
-    exact = self._map(lambda x: x % divisor)
-    if exact is not None:
-      return exact
     residues = QueryPlusKey(self.pairs, self.u % divisor, self.v % divisor)
-    return Interval(*residues.bounds()) % divisor
+    return residues._map(lambda x: x % divisor)
 
 
 class Interval(Integer):
   """An integer between `low` and `high`, both included, for each tile pair."""
 
   def __init__(self, low: Array, high: Array):
-    self.low, self.high = low, high
+    self.low = low
+    self.high = high
 
   def bounds(self) -> tuple[Array, Array]:
     return self.low, self.high
@@ -265,10 +284,17 @@ class Interval(Integer):
 
   def __abs__(self) -> "Interval":
     low = np.maximum(np.maximum(self.low, -self.high), 0)
-    return type(self)(low, np.maximum(-self.low, self.high))
+    high = np.maximum(-self.low, self.high)
+    return type(self)(low, high)
 
   def __mul__(self, other: Any) -> "Interval":
-    corners = [a * b for a in self.bounds() for b in _bounds(other)]
+    low, high = _bounds(other)
+    corners = (
+      self.low * low,
+      self.low * high,
+      self.high * low,
+      self.high * high,
+    )
     return type(self)(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
   def __floordiv__(self, divisor: int) -> "Interval":
@@ -277,10 +303,10 @@ class Interval(Integer):
 
   def __mod__(self, divisor: int) -> "Interval":
     divisor = _divisor(divisor)
-    same = self.low // divisor == self.high // divisor
+    is_one_period = self.low // divisor == self.high // divisor
     return type(self)(
-      np.where(same, self.low % divisor, 0),
-      np.where(same, self.high % divisor, divisor - 1),
+      np.where(is_one_period, self.low % divisor, 0),
+      np.where(is_one_period, self.high % divisor, divisor - 1),
     )
 
 
@@ -294,8 +320,11 @@ class Int32(Interval):
     super().__init__(low, high)
 
 
-def _bounds(x: Any) -> tuple[Array, Array]:
-  return x.bounds() if isinstance(x, Integer) else (_constant(x),) * 2
+def _bounds(x):
+  if isinstance(x, Integer):
+    return x.bounds()
+  value = _constant(x)
+  return value, value
 
 
 def _constant(x):

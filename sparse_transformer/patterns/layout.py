@@ -29,24 +29,40 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def lay_out(part: PatternLike, n: int, tile: int) -> Layout:
-  """The `Layout` of a part on n positions."""
+  """Returns the `Layout` of a part on n positions."""
   query_order, key_order = orders(part, n)
-  tiles = []
-  for nodes in cover(part, n, tile):
-    # A full node larger than a tile is laid out as the tiles it spans.
-    span = nodes.size // tile
-    i = np.arange(span)
-    r, c = np.broadcast_arrays(
-      nodes.rows[:, None, None] * span + i[:, None],
-      nodes.cols[:, None, None] * span + i,
-    )
-    count = _area(r, c, tile, n) if span > 1 else nodes.pairs
-    tiles.append([x.ravel()[count.ravel() > 0] for x in (r, c, count)])
-  r, c, count = map(np.concatenate, zip(*tiles, strict=True))
-  order = np.lexsort((c, r))
-  r, c, count = r[order], c[order], count[order]
-  full = count == _area(r, c, tile, n)
-  return Layout(tile, query_order, key_order, r, c, count, full)
+  *full_nodes, counted = cover(part, n, tile)
+
+  # Full nodes larger than a tile are laid out as the tiles they span.
+  tiles = [_cut(nodes, tile) for nodes in full_nodes]
+  rows = np.concatenate([rows for rows, _ in tiles])
+  cols = np.concatenate([cols for _, cols in tiles])
+  area = _area(rows, cols, tile, n)
+  inside = area > 0
+
+  rows = np.concatenate([rows[inside], counted.rows])
+  cols = np.concatenate([cols[inside], counted.cols])
+  pairs = np.concatenate([area[inside], counted.pairs])
+  order = np.lexsort((cols, rows))
+  return Layout(
+    tile=tile,
+    query_order=query_order,
+    key_order=key_order,
+    rows=rows[order],
+    cols=cols[order],
+    pairs=pairs[order],
+    full=(pairs == _area(rows, cols, tile, n))[order],
+  )
+
+
+def _cut(nodes, tile):
+  """Returns the rows and the columns of the tiles that nodes span."""
+  span = nodes.size // tile
+  offsets = np.arange(span)
+  rows = nodes.rows[:, None, None] * span + offsets[:, None]
+  cols = nodes.cols[:, None, None] * span + offsets
+  rows, cols = np.broadcast_arrays(rows, cols)
+  return rows.ravel(), cols.ravel()
 
 
 @functools.lru_cache(maxsize=256)
@@ -80,54 +96,81 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   part.check(n)
   # Bounds of the values in a mask may exceed 32 bits.
   query_order, key_order = (x.astype(np.int64) for x in orders(part, n))
+
+  num_tiles = -(-n // tile)
+  size = tile << (num_tiles - 1).bit_length()
   rows = cols = np.zeros(1, np.int64)
-  size = tile << (-(-n // tile) - 1).bit_length()
   while True:
     tile_pairs = intervals.TilePairs(size, rows, cols)
-    q, k = tile_pairs.query(query_order), tile_pairs.key(key_order)
+    q = tile_pairs.query(query_order)
+    k = tile_pairs.key(key_order)
     truth = intervals.as_truth(part.mask(q, k))
-    must = np.broadcast_to(truth.must, rows.shape)
-    undecided = np.broadcast_to(truth.may, rows.shape) & ~must
-    full = rows[must], cols[must]
-    yield Nodes(size, *full, _area(*full, size, n))
-    rows, cols = rows[undecided], cols[undecided]
+    is_full = np.broadcast_to(truth.must, rows.shape)
+    is_undecided = np.broadcast_to(truth.may, rows.shape) & ~is_full
+
+    yield Nodes(
+      size=size,
+      rows=rows[is_full],
+      cols=cols[is_full],
+      pairs=_area(rows[is_full], cols[is_full], size, n),
+    )
+    rows = rows[is_undecided]
+    cols = cols[is_undecided]
     if size == tile:
       break
+
     size //= 2
     rows = (2 * rows[:, None] + (0, 0, 1, 1)).ravel()
     cols = (2 * cols[:, None] + (0, 1, 0, 1)).ravel()
     inside = (rows * size < n) & (cols * size < n)
-    rows, cols = rows[inside], cols[inside]
+    rows = rows[inside]
+    cols = cols[inside]
+
   counts = np.zeros(len(rows), np.int64)
   for here, pairs in pairs_of_tiles(part, orders(part, n), tile, rows, cols):
     counts[here] = pairs.sum((1, 2))
-  some = counts > 0
-  yield Nodes(tile, rows[some], cols[some], counts[some])
+  has_pairs = counts > 0
+  yield Nodes(
+    size=tile,
+    rows=rows[has_pairs],
+    cols=cols[has_pairs],
+    pairs=counts[has_pairs],
+  )
 
 
 def pairs_of_tiles(
   part: PatternLike,
-  places: tuple[np.ndarray, np.ndarray],
+  positions: tuple[np.ndarray, np.ndarray],
   tile: int,
   rows: np.ndarray,
   cols: np.ndarray,
 ) -> Iterator[tuple[slice, np.ndarray]]:
   """Yields slices of tiles, and their pairs: bool [tiles, tile, tile].
 
-  `places` are the positions of queries and of keys that are cut into tiles, -1
-  for padding; `rows` and `cols`, int [tiles], are the tiles.
+  Args:
+    part: whose mask is evaluated.
+    positions: of queries and of keys, which are cut into tiles; -1 for padding.
+    tile: positions on a side.
+    rows, cols: int [tiles], the tiles.
   """
-  queries, keys = (
-    np.pad(x, (0, -len(x) % tile), constant_values=-1).reshape(-1, tile)
-    for x in places
-  )
+  queries, keys = (_tiles(x, tile) for x in positions)
   step = max(1, 2**18 // tile**2)  # 256K pairs at a time, to stay in cache
   for start in range(0, len(rows), step):
     here = slice(start, start + step)
-    q, k = queries[rows[here], :, None], keys[cols[here], None]
+    q = queries[rows[here], :, None]
+    k = keys[cols[here], None]
     yield here, part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
 
 
+def _tiles(positions, tile):
+  """Cuts positions into tiles, the last one padded with -1."""
+  padding = -len(positions) % tile
+  padded = np.pad(positions, (0, padding), constant_values=-1)
+  return padded.reshape(-1, tile)
+
+
 def _area(rows, cols, size, n):
-  """Pairs of positions in each node, cut at the end of the sequence."""
-  return np.clip(n - rows * size, 0, size) * np.clip(n - cols * size, 0, size)
+  """Counts the pairs of positions in each node, cut at the sequence's end."""
+  height = np.clip(n - rows * size, 0, size)
+  width = np.clip(n - cols * size, 0, size)
+  return height * width

@@ -17,7 +17,6 @@ from sparse_transformer.patterns.base import (
   CONTENT,
   Combination,
   Pattern,
-  Union,
   signature,
 )
 from sparse_transformer.patterns.catalogue import Causal, Full
@@ -69,7 +68,7 @@ def factorize(
   head: int = 0,
   length: int = 0,
 ) -> tuple[Pattern, ...]:
-  """The factors of a named factorization, or of an expression, for one head.
+  """Returns the factors of a name, or of an expression, for one head.
 
   `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3.
   `strided_target`: strided with the column of the target, see `Strided`.
@@ -90,17 +89,22 @@ def factorize(
     head: index of the head.
     length: positions in a sequence, which `nanochat` requires.
 
+  Raises:
+    ValueError: a setting that the name uses is out of range, or the text is no
+      expression.
+
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")
   Block(8), Summary(8, 2, shift=1)
   """
   if name == "nanochat" and length < 2:
     raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
-  known = FACTORIZATIONS | PUBLISHED
-  text = known.get(name, name)
-  if name in known:
-    if num_summaries < 1:
-      raise ValueError(f"{num_summaries=} must be at least 1")
+  text = (FACTORIZATIONS | PUBLISHED).get(name)
+  if text is None:
+    text = name
+  elif num_summaries < 1:
+    raise ValueError(f"{num_summaries=} must be at least 1")
+  else:
     text = text.format(
       stride=stride,
       window=window,
@@ -119,7 +123,11 @@ def assign(
   num_layers: int,
   num_heads: int,
   cycle: Sequence[int] = (),
-  **settings: int,
+  stride: int = 0,
+  window: int = 0,
+  width: int = 0,
+  num_summaries: int = 1,
+  length: int = 0,
 ) -> tuple[tuple[Pattern, ...], ...]:
   """Assigns factors to layers and heads: Child et al. 2019, section 4.2.
 
@@ -130,50 +138,72 @@ def assign(
       h % num_factors.
     num_layers, num_heads: size of the network.
     cycle: order of the factors in mode "interleaved"; () stands for 0, 1, ...
-    **settings: as in `factorize`.
+    stride, window, width, num_summaries, length: as in `factorize`.
 
   Returns:
-    A tuple (layers) of tuples (heads) of patterns; a head may combine at most
-    `MAX_COMBINED`.
+    A tuple (layers) of tuples (heads) of patterns.
+
+  Raises:
+    ValueError: the mode is unknown, the cycle lists other factors than there
+      are, or `factorize` raises it.
+
+  >>> layers = assign(
+  ...   "strided", "heads", num_layers=3, num_heads=2, stride=8, window=4
+  ... )
+  >>> print(*layers[2], sep=", ")
+  Local(4), Strided(8)
   """
   if mode not in MODES:
     raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-  num_factors = len(factorize(name, **settings))
-  cycle = tuple(cycle) or tuple(range(num_factors))
-  if num_factors == 1:
-    cycle = (0,)  # so that a cycle set for another pattern does no harm
-  if not all(m in range(num_factors) for m in cycle):
+  factors_of = functools.partial(
+    factorize,
+    name,
+    stride=stride,
+    window=window,
+    width=width,
+    num_summaries=num_summaries,
+    length=length,
+  )
+  num_factors = len(factors_of())
+  if num_factors == 1 or not cycle:
+    # A cycle that was set for another pattern does no harm to a single factor.
+    cycle = range(num_factors)
+  if not all(factor in range(num_factors) for factor in cycle):
     raise ValueError(
-      f"cycle {shorten(cycle)} must list factors 0 to"
+      f"cycle {shorten(tuple(cycle))} must list factors 0 to"
       f" {num_factors - 1} of {shorten(name)!r}"
     )
 
-  # In mode "heads", the heads of one factor are numbered from 0, so that they
-  # use every summary.
-  num_numbers = -(-num_heads // num_factors) if mode == "heads" else num_heads
-  heads = [factorize(name, head=h, **settings) for h in range(num_numbers)]
+  if mode == "heads":
+    # The heads of one factor are numbered from 0, so that they use every
+    # summary.
+    heads = []
+    for head in range(num_heads):
+      number, factor = divmod(head, num_factors)
+      heads.append(factors_of(head=number)[factor])
+    return (tuple(heads),) * num_layers
+
+  factors = [factors_of(head=head) for head in range(num_heads)]
   if mode == "merged":
-    rows = [tuple(functools.reduce(Pattern.__or__, head) for head in heads)]
-  elif mode == "heads":
-    places = [divmod(h, num_factors) for h in range(num_heads)]
-    rows = [tuple(heads[number][factor] for number, factor in places)]
-  else:
-    factors = [tuple(head[m] for head in heads) for m in range(num_factors)]
-    rows = [factors[m] for m in cycle]
-  for pattern in itertools.chain(*rows):
-    _check_count(len(re.findall(r"\w\(", str(pattern))), pattern)
-  layers = [rows[layer % len(rows)] for layer in range(num_layers)]
-  if name in DENSE_LAYERS and mode == "interleaved" and layers:
-    layers[DENSE_LAYERS[name]] = factors[-1]
+    _check_count(num_factors, name)
+    merged = [functools.reduce(operator.or_, x) for x in factors]
+    return (tuple(merged),) * num_layers
+
+  rows = list(zip(*factors, strict=True))
+  layers = [rows[cycle[layer % len(cycle)]] for layer in range(num_layers)]
+  if name in DENSE_LAYERS and layers:
+    layers[DENSE_LAYERS[name]] = rows[-1]
   return tuple(layers)
 
 
 def bidirectional(pattern: Pattern) -> Pattern:
-  """The form of a pattern in which queries see later keys, if it has one."""
+  """Returns the form in which queries see later keys, if there is one.
+
+  >>> print(bidirectional(parse("Local(4) | LogSparse()")[0][0]))
+  Local(4, causal=False) | LogSparse()
+  """
   match pattern:
     case Causal():
-      return Full()
-    case Union(left, right) if Causal() in (left, right):
       return Full()
     case Combination(left, right):
       return type(pattern)(bidirectional(left), bidirectional(right))
@@ -183,24 +213,27 @@ def bidirectional(pattern: Pattern) -> Pattern:
   return pattern
 
 
-def _check_count(count, pattern):
+def _check_count(count, text):
   if count > MAX_COMBINED:
     raise ValueError(
-      f"pattern {shorten(pattern)} combines {count} patterns, but a"
+      f"pattern {shorten(text)} combines {count} patterns, but a"
       f" head may combine at most {MAX_COMBINED}"
     )
 
 
 def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
-  """The factors of an expression over the registered patterns.
+  """Reads an expression over the registered patterns.
 
   Args:
     text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
       is a pattern in the algebra | & -, or a tuple of patterns, which the
-      heads cycle through.
+      heads cycle through. A head may combine at most `MAX_COMBINED` patterns.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.
+
+  Raises:
+    ValueError: the text is no such expression.
 
   >>> for heads in parse("(Local(4), Local(8)), BigBird(32) | Strided(8)"):
   ...   print(*heads, sep=" and ")
@@ -213,6 +246,23 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
       f" expression may have at most {MAX_CHARACTERS}"
     )
   text = text.strip()
+  factors = _split(text)
+  if len(factors) == 1 and len(factors[0]) > 1 and not text.endswith(","):
+    raise ValueError(
+      f"pattern {shorten(text)!r} needs a comma at its end if heads take turns,"
+      " and no parentheses if layers do"
+    )
+  # All are counted before anything recurses into one.
+  for node in itertools.chain(*factors):
+    count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
+    _check_count(count, _source(node, text))
+  return tuple(
+    tuple(_evaluate(node, text) for node in heads) for heads in factors
+  )
+
+
+def _split(text):
+  """Returns the syntax trees of each factor's heads."""
   if "#" in text:  # what follows would be a comment
     raise _unknown(text)
   try:
@@ -222,19 +272,13 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
     raise _unknown(text, f": {error.msg}") from None
   except (ValueError, RecursionError, MemoryError):
     raise _unknown(text) from None
-  factors = tree.elts if isinstance(tree, ast.Tuple) else [tree]
-  heads = [f.elts if isinstance(f, ast.Tuple) else [f] for f in factors]
-  if not all(heads):
+
+  factors = []
+  for node in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
+    factors.append(node.elts if isinstance(node, ast.Tuple) else [node])
+  if not all(factors):
     raise _unknown(text)
-  if len(heads[0]) > 1 == len(heads) and not text.endswith(","):
-    raise ValueError(
-      f"pattern {shorten(text)!r} needs a comma at its end if heads take turns,"
-      " and no parentheses if layers do"
-    )
-  for node in itertools.chain(*heads):  # before anything recurses into one
-    count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
-    _check_count(count, _source(node, text))
-  return tuple(tuple(_evaluate(node, text) for node in h) for h in heads)
+  return factors
 
 
 _OPERATORS = {
@@ -244,12 +288,16 @@ _OPERATORS = {
 }
 
 
-def _evaluate(node: ast.expr, text: str) -> Pattern:
+def _evaluate(node, text):
+  """Returns the pattern of a syntax tree."""
   classes = CATALOGUE | CONTENT
+  source = _source(node, text)
   match node:
-    case ast.BinOp(left, op, right) if type(op) in _OPERATORS:
-      sides = _evaluate(left, text), _evaluate(right, text)
-      return _OPERATORS[type(op)](*sides)
+    case ast.BinOp(left, operation, right) if type(operation) in _OPERATORS:
+      combine = _OPERATORS[type(operation)]
+      return combine(_evaluate(left, text), _evaluate(right, text))
+    case ast.BinOp():
+      raise _unknown(source, ", whose operator is none of | & -")
     case ast.Call(ast.Name(name)) if name in classes:
       return _call(classes[name], node, text)
     case ast.Call(ast.Name("where" | "explicit" as name)):
@@ -258,30 +306,30 @@ def _evaluate(node: ast.expr, text: str) -> Pattern:
         " an object; for a config, register a class, as docs/architecture.md"
         " shows"
       )
-    case ast.BinOp():
-      raise _unknown(_source(node, text), ", whose operator is none of | & -")
     case ast.Name(name) if name in classes:
       expected = signature(classes[name])
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
     case ast.Name(name) if name in FACTORIZATIONS | PUBLISHED:
-      sizes = dict(stride=128, window=128, width=32, length=2048)
-      factors = dict.fromkeys(map(str, factorize(name, **sizes)))
-      text = (" or " if name in PUBLISHED else " | ").join(factors)
+      factors = factorize(name, stride=128, window=128, width=32, length=2048)
+      between = " or " if name in PUBLISHED else " | "
+      expression = between.join(dict.fromkeys(map(str, factors)))
       raise ValueError(
         f"pattern {name!r} is a name for a config's attention.pattern alone;"
-        f" for attend, or in an expression, write {text}"
+        f" for attend, or in an expression, write {expression}"
       )
-  raise _unknown(_source(node, text))
+  raise _unknown(source)
 
 
-def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
+def _call(cls, node, text):
+  """Makes a pattern of a class from the arguments of a call."""
   try:
-    values = [_argument(arg, text) for arg in node.args]
-    named: Any = {x.arg: _argument(x.value, text) for x in node.keywords}
-    if len(named) < len(node.keywords):
+    values = [_argument(x, text) for x in node.args]
+    by_name: Any = {x.arg: _argument(x.value, text) for x in node.keywords}
+    if len(by_name) < len(node.keywords):
       raise TypeError("a repeated argument")
-    inspect.signature(cls).bind(*values, **named)
-    return cls(*values, **named)
+    # Its errors are clearer than those of the class.
+    inspect.signature(cls).bind(*values, **by_name)
+    return cls(*values, **by_name)
   except TypeError as error:
     raise ValueError(
       f"pattern {shorten(_source(node, text))!r}: {error}; expected"
@@ -289,30 +337,29 @@ def _call(cls: type[Pattern], node: ast.Call, text: str) -> Pattern:
     ) from None
 
 
-def _argument(node: ast.expr, text: str) -> Any:
-  if any(isinstance(child, ast.Call) for child in ast.walk(node)):
-    return _evaluate(node, text)
+def _argument(node, text):
   try:
     return ast.literal_eval(node)
   except (ValueError, TypeError, RecursionError):
     source = shorten(_source(node, text))
-    raise TypeError(
-      f"{source!r} is not a number, True, False or a pattern like Local(128)"
-    ) from None
+    raise TypeError(f"{source!r} is not a number, True or False") from None
 
 
-def _source(node: ast.expr, text: str) -> str:
+def _source(node, text):
   return ast.get_source_segment(text, node) or text
 
 
-def _unknown(name: str, reason: str = "") -> ValueError:
-  word = re.split(r"\W", name, maxsplit=1)[0][:100]
-  known = {*FACTORIZATIONS, *PUBLISHED, *CATALOGUE, *CONTENT} - {word}
-  close = ", ".join(difflib.get_close_matches(word, sorted(known)))
-  close = "" if word in CATALOGUE else close
+def _unknown(text, reason=""):
+  """Returns the error about an unknown name or expression."""
+  word = re.split(r"\W", text, maxsplit=1)[0][:100]
+  hint = ""
+  if word not in CATALOGUE:
+    known = {*FACTORIZATIONS, *PUBLISHED, *CATALOGUE, *CONTENT} - {word}
+    close = difflib.get_close_matches(word, sorted(known))
+    hint = f" did you mean {', '.join(close)}?" if close else ""
   return ValueError(
-    f"unknown pattern {shorten(name)!r}{reason};"
-    f"{close and f' did you mean {close}?'} docs/patterns.md lists all names;"
+    f"unknown pattern {shorten(text)!r}{reason};{hint}"
+    " docs/patterns.md lists all names;"
     " expressions combine them with | & - ; others must be registered first,"
     " for commands by a config file, --config=FILE"
   )

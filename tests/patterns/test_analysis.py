@@ -1,5 +1,6 @@
 """Reach, leaks and caches; that all agree with matrices is in test_laws.py."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -103,7 +104,7 @@ def test_measured_reach_agrees_with_the_product_of_matrices(network, n):
 )
 def test_measured_reach_of_known_networks(factors, n, expected):
   found = analysis.measure_reach(layers(*factors), n)
-  assert found == analysis.Reach(*expected)
+  assert dataclasses.astuple(found) == expected
 
 
 @pytest.mark.parametrize("n", [2**17, soak(2**20)])

@@ -120,16 +120,11 @@ def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
     lambda q, k: q % -3 == 0,
     lambda q, k: max(q, k) < 3,
     lambda q, k: k <= q and q == k,
-    lambda q, k: k <= q or q == k,
-    lambda q, k: not k <= q,
-    lambda q, k: 0 <= q < 3,
     lambda q, k: np.where(q < k, 1, 0) == 1,
-    lambda q, k: np.logical_and(k <= q, q < 5),
     lambda q, k: q[0] < k,
     lambda q, k: (k <= q) + (q < 5),
     lambda q, k: (k <= q) & 1,
     lambda q, k: (k <= q) == 1,
-    lambda q, k: q - k,
     lambda q, k: None,
   ],
 )
@@ -308,19 +303,14 @@ def test_fields_are_compared_and_shown_by_value():
 @pytest.mark.parametrize(
   "combine, other, words",
   [
-    (lambda a, b: a and b, Local(1), r"Causal\(\): combine patterns with"),
-    (lambda a, b: a or b, Local(1), "& - only, and with patterns; parse"),
-    (lambda a, b: operator.not_(a), Local(1), r"Full\(\) - p has all pairs"),
-    *(
-      (combine, Local(1), "& - only, and with patterns; parse")
-      for combine in (operator.add, operator.mul, operator.xor)
-    ),
-    (lambda a, b: ~a, None, "& - only, and with patterns; parse"),
-    (lambda a, b: -a, None, "& - only, and with patterns; parse"),
+    (lambda a, b: a and b, Local(1), r"^Causal\(\): combine patterns with"),
+    (lambda a, b: a or b, Local(1), r"Full\(\) - p has all pairs"),
+    (lambda a, b: not a, None, r"Full\(\) - p has all pairs"),
     (operator.or_, "Local(1)", r"patterns, not with 'Local\(1\)'; parse\(text"),
-    (lambda a, b: b & a, "Local(1)", "patterns, not with 'Local"),
-    (operator.sub, None, "not with None"),
-    (lambda a, b: sum([a, b]), Local(1), "not with 0"),
+    (operator.sub, None, "patterns, not with None"),
+    (operator.add, Local(1), "unsupported operand"),
+    (lambda a, b: b & a, "Local(1)", "unsupported operand"),
+    (lambda a, b: ~a, None, "bad operand"),
   ],
 )
 def test_other_operators_and_operands_are_rejected(combine, other, words):

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers.catalogue import Pairs
 from helpers.errors import refused
 
 from sparse_transformer import patterns
@@ -91,7 +90,7 @@ def test_split_has_each_pair_once(pattern):
   n = 24
   random = np.random.RandomState(0)
   # In place of the pairs that follow the content.
-  sets = {c: Pairs(random.rand(n, n) < 0.5) for c in (A, B)}
+  sets = {c: patterns.explicit(random.rand(n, n) < 0.5) for c in (A, B)}
   static, parts = pattern.split()
   if static is not None:
     parts = static, *parts
@@ -102,7 +101,7 @@ def test_split_has_each_pair_once(pattern):
 
 def test_support_has_all_pairs_of_the_past():
   n = 24
-  sets = {c: Pairs(np.tri(n, dtype=bool)) for c in (A, B)}
+  sets = {c: patterns.explicit(np.tri(n, dtype=bool)) for c in (A, B)}
   for pattern in SPLIT:
     mask = bound_mask(pattern, sets, n)
     assert not (mask & ~pattern.support().matrix(n)).any()

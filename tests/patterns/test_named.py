@@ -258,7 +258,7 @@ def test_bidirectional_patterns_see_both_ways():
   cases = {
     Local(4) | Strided(8): Local(4, causal=False) | Strided(8, causal=False),
     Block(8) - Causal(): Block(8, causal=False) - patterns.Full(),
-    Local(4) | Causal(): patterns.Full(),
+    Local(4) | Causal(): Local(4, causal=False) | patterns.Full(),
     patterns.TopBlocks(2, 2): patterns.TopBlocks(2, 2),
   }
   for pattern, expected in cases.items():

@@ -83,13 +83,13 @@ def labels(
   start: jax.Array | int = 0,
   segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """`Content.labels` without gradients; by default, from its own directions."""
+  """Finds buckets without gradients; by default, from its own directions."""
   drawn = content.directions(q_BLHK.shape[-1])
   arrays = q_BLHK, k_BMGK, drawn if directions is None else directions
   q, k, directions_HDK = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32), arrays
   )
-  return content.labels(Known(q, k, directions_HDK, start, segments))
+  return content.find_buckets(Known(q, k, directions_HDK, start, segments))
 
 
 def check_directions(
@@ -99,7 +99,7 @@ def check_directions(
   taken = {}
   for pattern in patterns:
     for content in pattern.contents():
-      shape, what = content.given(len(patterns), width)
+      shape, what = content.argument(len(patterns), width)
       if what:
         taken[content] = shape, what
   for pattern in directions:
@@ -168,7 +168,7 @@ def count_scores(
   counts = []
   directions = {}
   for content in pattern.contents():
-    shape, what = content.given(1, request.qk_width)
+    shape, what = content.argument(1, request.qk_width)
     if what:
       directions[content] = jnp.zeros(shape)
 

@@ -98,7 +98,7 @@ def _codebook(content, q_BLHK, centroids_HCK):
   """The loss of each head."""
   # As in attention, so that the compiler finds them once.
   given = lax.stop_gradient(centroids_HCK)
-  labels_BHL = content.labels(Known(q_BLHK, q_BLHK, given))[..., 0]
+  labels_BHL = content.find_buckets(Known(q_BLHK, q_BLHK, given))[..., 0]
   # Sums by cluster, not centroids by position: their gradient needs no
   # scatter, whose order of additions GPUs do not fix.
   is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)

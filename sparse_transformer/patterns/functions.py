@@ -1,4 +1,4 @@
-"""Patterns that a function of positions or a matrix gives."""
+"""Patterns that a function of positions, or a matrix, defines."""
 
 import dataclasses
 import functools
@@ -21,6 +21,8 @@ Function = Callable[[Integers, Integers], Booleans]
 
 @dataclasses.dataclass(frozen=True)
 class _Where(Pattern):
+  """The pairs for which a function holds."""
+
   function: Function
   name: str
   n: int = 0  # the only number of positions; 0 for any
@@ -36,7 +38,7 @@ class _Where(Pattern):
     return True
 
   @functools.cached_property
-  def of_arrays(self) -> Function:
+  def vectorized(self) -> Function:
     """The function of arrays, in JAX on the host too: they round alike."""
     return jax.jit(jnp.vectorize(self.function))
 
@@ -49,16 +51,18 @@ class _Where(Pattern):
       return intervals.Truth(np.True_, np.False_)
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
       with jax.numpy_rank_promotion("allow"):
-        return self.of_arrays(q, k)
-    return np.asarray(_on_host(self.of_arrays, np.int32(q), np.int32(k)))
+        return self.vectorized(q, k)
+    return np.asarray(_on_host(self.vectorized, np.int32(q), np.int32(k)))
 
   def _check_lookups(self, n):
     if self.n not in (0, n):
       raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
-    checked = checkify.checkify(self.of_arrays, errors=checkify.index_checks)
-    error, _ = _on_host(jax.jit(checked), *np.ix_([0, n - 1], [0, n - 1]))
-    if found := error.get():  # JAX would take the last entry instead
-      raise ValueError(f"{self} with {n} positions: {found}")
+    # JAX would take the last entry of a table that is too short.
+    checked = checkify.checkify(self.vectorized, errors=checkify.index_checks)
+    q, k = np.ix_([0, n - 1], [0, n - 1])
+    error, _ = _on_host(jax.jit(checked), q, k)
+    if message := error.get():
+      raise ValueError(f"{self} with {n} positions: {message}")
 
   def beginning(self, n: int) -> Pattern:
     return dataclasses.replace(self, n=n) if self.n else self
@@ -75,23 +79,24 @@ class _Lookup:
   bits: np.ndarray = dataclasses.field(compare=False)
 
   def __call__(self, q: Integers, k: Integers) -> Booleans:
-    return jnp.asarray(self.bits)[q, k // 8] >> k % 8 & 1 == 1
+    byte = jnp.asarray(self.bits)[q, k // 8]
+    return byte >> k % 8 & 1 == 1
 
 
-def _on_host(function, *arrays):
-  """A concrete result: a new thread traces no program and has no mesh."""
+def _on_host(function, q, k):
+  """Returns a concrete result: a new thread traces no program, has no mesh."""
   has_64_bits = jax.config.jax_enable_x64
 
   def run():
     with jax.enable_x64(has_64_bits), jax.numpy_rank_promotion("allow"):
-      return function(*arrays)
+      return function(q, k)
 
   with futures.ThreadPoolExecutor(1) as threads:
     return threads.submit(run).result()
 
 
 def where(function: Function) -> Pattern:
-  """The pairs (query, key) for which a function of their positions holds.
+  """Makes a pattern of the pairs for which a function of positions holds.
 
   It is for `attend`; a config's pattern needs a class, see `register`.
 
@@ -117,10 +122,14 @@ def where(function: Function) -> Pattern:
   """
   name = shorten(getattr(function, "__name__", function))
   pattern = _Where(function, f"where({name})")
+  zero = np.zeros(1, int)
   try:
-    found = pattern.mask(*np.zeros((2, 1), int))
-    if not pattern.is_plain and (found.shape, found.dtype) != ((1,), bool):
-      raise TypeError(f"it returns {found.dtype} {[*found.shape[1:]]}")
+    mask = pattern.mask(zero, zero)
+    is_boolean = pattern.is_plain or (
+      mask.shape == zero.shape and mask.dtype == bool
+    )
+    if not is_boolean:
+      raise TypeError(f"it returns {mask.dtype} {[*mask.shape[1:]]}")
   except Exception as error:
     line = f"{error}\n".splitlines()[0]
     raise ValueError(
@@ -132,7 +141,7 @@ def where(function: Function) -> Pattern:
 
 
 def explicit(matrix: np.ndarray) -> Pattern:
-  """The pairs (query, key) that a matrix lists.
+  """Makes a pattern of the pairs that a matrix lists.
 
   It is for `attend`, with n positions; a config's pattern needs a class, see
   `register`.
@@ -140,6 +149,9 @@ def explicit(matrix: np.ndarray) -> Pattern:
   Args:
     matrix: bool [n, n], one row per query, known before tracing. Patterns are
       equal if their matrices are. Compiled programs hold n x n bits.
+
+  Returns:
+    The pattern, for n positions only.
 
   Raises:
     ValueError: the matrix is not one of booleans.
@@ -157,4 +169,5 @@ def explicit(matrix: np.ndarray) -> Pattern:
     )
   bits = np.packbits(pairs, axis=1, bitorder="little")
   digest = hashlib.sha256(bits).hexdigest()
-  return _Where(_Lookup(digest, bits), f"explicit({digest[:8]!r})", n)
+  lookup = _Lookup(digest, bits)
+  return _Where(lookup, name=f"explicit({digest[:8]!r})", n=n)

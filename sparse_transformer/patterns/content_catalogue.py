@@ -1,0 +1,371 @@
+"""The catalogue of content-based patterns: one class each.
+
+Axes: B batch, H heads, L positions, K width of queries and keys, D directions
+or blocks, S positions of a block, R rounds.
+"""
+
+import dataclasses
+import functools
+import operator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sparse_transformer.patterns import intervals
+from sparse_transformer.patterns.base import (
+  CONTENT,
+  Difference,
+  Pattern,
+  Union,
+  register,
+)
+from sparse_transformer.patterns.catalogue import Local
+from sparse_transformer.patterns.checks import shorten
+from sparse_transformer.patterns.content import (
+  Array,
+  Chosen,
+  Content,
+  Known,
+  Near,
+  Spanned,
+  jax,
+  jnp,
+)
+
+MAX_ROUNDS = 64  # of `LSH`: each compiles separate loops
+PRODUCTS = 2**19  # of queries and directions, that are computed at a time
+
+
+class _Grouped(Content):
+  """The last `window` keys in the query's group; `choose` finds groups."""
+
+  window: int
+
+  keys_are_queries = True
+
+  @property
+  def num_groups(self) -> int:
+    return self.num_directions
+
+  def choose(self, products_BHD: Array) -> Array:
+    """Maps products with directions to groups: int32 [B, H, R]."""
+    raise NotImplementedError
+
+  def check(self, n: int) -> None:
+    super().check(n)
+    largest = self.num_groups * max(n, self.window + 1) + n
+    if largest >= intervals.LIMIT:
+      raise ValueError(
+        f"{shorten(self)}: coordinates of {n} positions reach {largest:,}, but"
+        " they must fit in 32 bits: use fewer groups or a smaller window"
+      )
+
+  def find_buckets(self, known: Known) -> Array:
+    directions_HDK = known.directions_HDK
+
+    def choose_at(q_BHK):
+      if directions_HDK.shape[0] == 1:
+        products = _products("bhk,dk->bhd", q_BHK, directions_HDK[0])
+      else:
+        products = _products("bhk,hdk->bhd", q_BHK, directions_HDK)
+      return self.choose(products)
+
+    # A few positions at a time: there are far more products than groups.
+    b, _, h, _ = known.q_BLHK.shape
+    batch = b if isinstance(b, int) else 1
+    num_products = batch * h * directions_HDK.shape[1]
+    groups_LBHR = jax.lax.map(
+      choose_at,
+      known.q_BLHK.swapaxes(0, 1),
+      batch_size=max(1, PRODUCTS // num_products),
+    )
+    return jnp.moveaxis(groups_LBHR, 0, 2)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class LSH(_Grouped):
+  """The last `window` earlier positions in the query's bucket of any round.
+
+  Each round projects a query onto `buckets // 2` random vectors and their
+  negatives: the largest product gives its bucket. A query without earlier
+  positions in its buckets attends to itself. Source: Kitaev et al. 2020, arXiv
+  2001.04451, where the chunks of a sorted sequence depend on later positions.
+  """
+
+  window: int
+  buckets: int
+  rounds: int = 1
+  seed: int = 0
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    if self.buckets % 2:
+      raise ValueError(f"{shorten(self)}: buckets must be even")
+    if self.rounds > MAX_ROUNDS:
+      raise ValueError(f"{shorten(self)}: rounds must be at most {MAX_ROUNDS}")
+
+  def most_keys(self, n: int) -> int:
+    return max(1, min(n - 1, self.rounds * self.window))
+
+  @property
+  def num_directions(self) -> int:
+    return self.rounds * self.buckets // 2
+
+  def directions(self, width: int, layer: int = 0) -> np.ndarray:
+    random = np.random.RandomState([self.seed, layer])
+    shape = 1, self.num_directions, width
+    return random.standard_normal(shape).astype(np.float32)
+
+  @property
+  def num_groups(self) -> int:
+    return self.buckets
+
+  def choose(self, products_BHD: Array) -> Array:
+    half = self.buckets // 2
+    products = products_BHD.reshape(*products_BHD.shape[:2], -1, half)
+    largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
+    product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
+    return jnp.where(product < 0, largest + half, largest)
+
+  def sets(
+    self, buckets_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    rounds = []
+    for r in range(self.rounds):
+      rounds.append(_sort(buckets_BHLC[..., r], self.window, segments_BL))
+    is_alone = functools.reduce(operator.and_, (x.is_first for x in rounds))
+
+    sets = []
+    for r, (order, coordinates, _) in enumerate(rounds):
+      # One less as a query than as a key: the query itself is out of reach,
+      # except in the first round if it has no earlier position in any.
+      as_query = coordinates - 1
+      if r == 0:
+        as_query = as_query + is_alone.astype(as_query.dtype)
+      sets.append(
+        Near(
+          order=order,
+          as_query=as_query,
+          as_key=coordinates,
+          window=self.window,
+          reach=self.window,
+        )
+      )
+    return tuple(sets)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Routing(_Grouped):
+  """The last `window` positions in the query's cluster, itself included.
+
+  A query is in the cluster whose centroid is nearest to it by angle.
+
+  Centroids are parameters, the directions of the pattern. Source: Roy et al.
+  2020, arXiv 2003.05997, where a cluster takes the nearest positions, earlier
+  and later ones.
+  """
+
+  clusters: int
+  window: int
+
+  is_learned = True
+
+  def most_keys(self, n: int) -> int:
+    return min(n, self.window)
+
+  @property
+  def num_directions(self) -> int:
+    return self.clusters
+
+  def find_buckets(self, known: Known) -> Array:
+    lengths = jnp.linalg.norm(known.directions_HDK, axis=-1, keepdims=True)
+    unit_HDK = known.directions_HDK / jnp.maximum(lengths, 1e-6)
+    return super().find_buckets(known._replace(directions_HDK=unit_HDK))
+
+  def choose(self, products_BHD: Array) -> Array:
+    return products_BHD.argmax(-1, keepdims=True).astype(jnp.int32)
+
+  def sets(
+    self, buckets_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    order, coordinates, _ = _sort(
+      buckets_BHLC[..., 0], self.window, segments_BL
+    )
+    near = Near(
+      order=order,
+      as_query=coordinates,
+      as_key=coordinates,
+      window=self.window,
+      reach=self.window - 1,
+    )
+    return (near,)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class TopBlocks(Content):
+  """The `num` best of the past blocks of `size` keys, chosen by each query.
+
+  The score of a block is the product of the query with the mean of its keys.
+  Blocks with keys of several segments are never chosen, nor is the query's own,
+  which is incomplete: use a union with `Block(size)` or `Local`. Source: Lu et
+  al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size) |
+  TopBlocks(size, k - 1)`.
+  """
+
+  size: int
+  num: int
+
+  def most_keys(self, n: int) -> int:
+    return self.size * min(self.num, max(0, n - 1) // self.size)
+
+  def find_buckets(self, known: Known) -> Array:
+    """The blocks of each query, -1 for none."""
+    b, num_queries, h, _ = known.q_BLHK.shape
+    num_keys = known.k_BMGK.shape[1]
+    num_blocks = (num_keys - 1) // self.size  # to choose from
+    if not num_blocks:
+      shape = b, h, num_queries, 1
+      return jnp.full_like(known.q_BLHK, -1, jnp.int32, shape)
+
+    keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
+    means_BGDK = keys_BDSGK.mean(2).swapaxes(1, 2)
+    means_BHDK = jnp.repeat(means_BGDK, h // means_BGDK.shape[1], 1)
+    scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
+
+    positions_L1 = known.start + jnp.arange(num_queries)[:, None]
+    blocks_1D = jnp.arange(num_blocks)[None]
+    is_allowed_BLD = (blocks_1D < positions_L1 // self.size)[None]
+    if known.segments is not None:
+      is_one_BLD = self._is_one_segment(known.segments, num_blocks)
+      is_allowed_BLD = is_allowed_BLD & is_one_BLD
+
+    scores_BHLD = jnp.where(is_allowed_BLD[:, None], scores_BHLD, -jnp.inf)
+    best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))
+    return jnp.where(best == -jnp.inf, -1, blocks).astype(jnp.int32)
+
+  def _is_one_segment(self, segments, num_blocks):
+    """Returns whether all keys of a block have the segment of a query."""
+    query_segments_BL, key_segments_BM = segments
+    segments_BDS = self._cut(key_segments_BM, num_blocks)
+    first_BD1 = segments_BDS[..., :1]
+    is_whole_BD = (segments_BDS == first_BD1).all(-1)
+    first_B1D = first_BD1.swapaxes(1, 2)
+    is_same_BLD = query_segments_BL[..., None] == first_B1D
+    return is_same_BLD & is_whole_BD[:, None]
+
+  def _cut(self, x_BM, num_blocks):
+    """Returns the first blocks of keys: [B, D, S, ...]."""
+    x_BM = x_BM[:, : num_blocks * self.size]
+    return x_BM.reshape(x_BM.shape[0], num_blocks, self.size, *x_BM.shape[2:])
+
+  def sets(
+    self, buckets_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    return (Chosen(buckets_BHLC, self.size),)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class AdaptiveSpan(Spanned):
+  """The last keys, as far back as the learned span of the head.
+
+  With a span of z positions, at most `max`, the softmax multiplies exp(score)
+  of the key d positions before a query by the weight clip((ramp + z - d) /
+  ramp, 0, 1). The ramp gives the span its gradient. Pairs of static patterns
+  have weight 1: a union takes the larger weight, an intersection the smaller.
+  Source: Sukhbaatar et al. 2019, arXiv 1905.07799, where the ramp of the
+  longest span is cut off.
+  """
+
+  ramp: int = 32
+
+  def __post_init__(self) -> None:
+    super().__post_init__()
+    self.support()  # which checks their sum
+
+  def support(self) -> Pattern:
+    return Local(self.max + self.ramp)
+
+  def most_keys(self, n: int) -> int:
+    return min(n, self.max + self.ramp)
+
+  def end(self, spans: Array) -> Array:
+    return spans + self.ramp
+
+  def weights(self, spans: Array, distance: Array) -> Array:
+    # At the ends of the ramp, the derivative with respect to the span is 0.
+    room = spans + self.ramp - distance.astype(spans.dtype)
+    first = jnp.asarray(0, room.dtype)
+    last = jnp.asarray(self.ramp, room.dtype)
+    return jax.lax.clamp(first, room, last) / self.ramp
+
+  def check_within(self, pattern: Any) -> None:
+    is_twice = isinstance(pattern, Union) and pattern.left.contents()
+    is_wrong = is_twice or isinstance(pattern, Difference)
+    if pattern.contents() != (self,) or (is_wrong and pattern.right.contents()):
+      raise ValueError(
+        f"{shorten(pattern)}: a head can combine {shorten(self)}, whose pairs"
+        " have weights, with static patterns only; it cannot be on both sides"
+        " of |, or be subtracted"
+      )
+
+
+def _products(spec, x, y):
+  """Returns an einsum as exact as the device allows: results are compared."""
+  return jnp.einsum(spec, x, y, precision="highest")
+
+
+class _Sorted(NamedTuple):
+  """Positions by bucket; int32 or bool [B, H, L] each."""
+
+  order: Array  # the positions
+  # Of each position. They increase by 1 within a bucket, and by more than
+  # `window` to the next.
+  coordinates: Array
+  is_first: Array  # whether a position is the first in its bucket
+
+
+def _sort(buckets_BHL, window, segments_BL):
+  """Sorts positions by bucket and, where there are segments, by segment."""
+  n = buckets_BHL.shape[-1]
+  positions = jnp.broadcast_to(
+    jnp.arange(n, dtype=jnp.int32), buckets_BHL.shape
+  )
+  if segments_BL is None:
+    ids = jnp.sort(buckets_BHL * n + positions)
+    order = ids % n
+    sorted_buckets = ids // n
+  else:
+    # Each segment of a bucket becomes a bucket.
+    segments = jnp.broadcast_to(segments_BL[:, None], buckets_BHL.shape)
+    by_bucket, by_segment, order = jax.lax.sort(
+      (buckets_BHL, segments, positions), num_keys=3
+    )
+    is_new = _differs(by_bucket) | _differs(by_segment)
+    sorted_buckets = jnp.cumsum(is_new, axis=-1, dtype=jnp.int32)
+
+  before = jnp.concatenate(
+    [sorted_buckets[..., :1] - 1, sorted_buckets[..., :-1]], -1
+  )
+  invert = lambda order, i: jnp.zeros_like(order).at[order].set(i)
+  places = jax.vmap(jax.vmap(invert))(order, positions)
+  if segments_BL is not None:
+    buckets_BHL = jnp.take_along_axis(sorted_buckets, places, -1)
+  return _Sorted(
+    order=order,
+    coordinates=places + buckets_BHL * (window + 1),
+    is_first=jnp.take_along_axis(sorted_buckets != before, places, -1),
+  )
+
+
+def _differs(x):
+  """Returns whether values differ from the ones before; not the first."""
+  return jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0
+
+
+# Type checkers, which understand literals only, take all names.
+if not TYPE_CHECKING:
+  __all__ = list(CONTENT)

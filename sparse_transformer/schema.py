@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
 # What the backward pass recomputes, from the least to the most.
-REMATS = ("none", "attention", "block_but_attention", "block")
+REMATS = ("none", "block_but_attention", "block")
 
 
 class Rule(NamedTuple):

@@ -4,9 +4,11 @@ from sparse_transformer.model.configure import (
   Config as Config,
   configure as configure,
 )
-from sparse_transformer.model.options import project as project
-from sparse_transformer.model.stacks import (
+from sparse_transformer.model.options import (
   LOSS_WEIGHTS as LOSS_WEIGHTS,
+  project as project,
+)
+from sparse_transformer.model.stacks import (
   Measured as Measured,
   layers_of as layers_of,
   num_stacks as num_stacks,

@@ -20,7 +20,7 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 # The name of arrays that rematerialization keeps: what was chosen by numbers
 # that may round differently when they are recomputed.
 NOT_RECOMPUTED = "choice"
-*_OUTPUTS, _LABELS = attention.SAVED_NAMES
+*_OUTPUTS, _BUCKETS = attention.SAVED_NAMES
 
 
 class ResidualBlock(nnx.Module):
@@ -31,20 +31,28 @@ class ResidualBlock(nnx.Module):
   sums are in float32. Source: Child et al. 2019, sections 5.1 and 5.2.
   """
 
-  stack: ClassVar[str] = "blocks"  # the name of such blocks in the parameters
+  # The name of such blocks in the parameters, which ends in "blocks".
+  stack: ClassVar[str] = "blocks"
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
-    width, of_keys = config.width, config.num_key_heads
-    norm = functools.partial(nnx.LayerNorm, width, epsilon=1e-5, rngs=rngs)
-    linear = functools.partial(
-      nnx.Linear, width, kernel_init=weight_init(width), rngs=rngs
+    norm = functools.partial(
+      nnx.LayerNorm, config.width, epsilon=1e-5, rngs=rngs
     )
+    linear = functools.partial(
+      nnx.Linear,
+      config.width,
+      kernel_init=weight_init(config.width),
+      rngs=rngs,
+    )
+    key_width, value_width = config.widths
     self.attention_norm = norm()
     self.query = linear(config.qk_width)
-    self.key = linear(config.head_width * of_keys)
-    self.value = linear(config.widths[1] * of_keys)
-    self.out = linear(width, kernel_init=weight_init(width, config.num_layers))
+    self.key = linear(key_width * config.num_key_heads)
+    self.value = linear(value_width * config.num_key_heads)
+    self.out = linear(
+      config.width, kernel_init=weight_init(config.width, config.num_layers)
+    )
     self.mlp_norm = norm()
     self._init_mlp(rngs)
     self.dropout = nnx.Dropout(config.dropout)
@@ -66,31 +74,36 @@ class ResidualBlock(nnx.Module):
       rngs: two keys for dropout; None applies no dropout.
     """
     rng_a, rng_b = (None, None) if rngs is None else rngs
-    attention: Callable = functools.partial(self._attention, attend, rng_a)
-    if self.config.remat == "attention":
-      attention = jax.checkpoint(attention, policy=_keeping())
-    a_BLD, h_BLF, others = attention(x_BLD)
+    a_BLD, h_BLF, rest = self._attention(x_BLD, attend, rng_a)
     b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
-    return a_BLD + b_BLD, others, measured
+    return a_BLD + b_BLD, rest, measured
 
-  def _attention(self, attend, rng, x_BLD):
-    """(a, what `_enter_mlp` returns, what else `attend` returns)."""
-    shape, num = x_BLD.shape[:2], self.config.num_key_heads
-    nums = self.config.num_heads, num, num
-    inputs = zip(self._enter_attention(x_BLD), nums, strict=True)
-    out_BLHE, others = attend(*(x.reshape(*shape, n, -1) for x, n in inputs))
+  def _attention(self, x_BLD, attend, rng):
+    """Returns (a, what `_enter_mlp` returns, what else `attend` returns)."""
+    b, n, _ = x_BLD.shape
+    config = self.config
+    q, k, v = self._enter_attention(x_BLD)
+    out_BLHE, rest = attend(
+      q.reshape(b, n, config.num_heads, -1),
+      k.reshape(b, n, config.num_key_heads, -1),
+      v.reshape(b, n, config.num_key_heads, -1),
+    )
     leave = self._leave_attention
-    if self.config.remat == "none":  # the others recompute all of it
+    if config.remat == "none":  # the others recompute all of it
       leave = _recomputed(leave)
-    return *leave(x_BLD, out_BLHE, rng), others
+    a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng)
+    return a_BLD, h_BLF, rest
 
   @_recomputed
   def _enter_attention(self, x_BLD):
     with jax.named_scope("norm"):
       y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
-    layers = self.query, self.key, self.value
-    copies = _copies(y_BLD, len(layers))
-    return [_linear(*x) for x in zip(copies, layers, strict=True)]
+    for_query, for_key, for_value = _copies(y_BLD, 3)
+    return (
+      _linear(for_query, self.query),
+      _linear(for_key, self.key),
+      _linear(for_value, self.value),
+    )
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
@@ -104,7 +117,7 @@ class ResidualBlock(nnx.Module):
 
   @_recomputed
   def _leave_mlp(self, h_BLF, rng):
-    """(b, measurements)."""
+    """Returns (b, measurements)."""
     b_BLD = _linear(activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, rng), {}
 
@@ -114,43 +127,51 @@ class ResidualBlock(nnx.Module):
     return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
 
 
-def rematerialized(apply: Callable, remat: str, layer: int) -> Callable:
-  """Makes the backward pass recompute a block; argument `layer` is static."""
-  if remat not in ("block", "block_but_attention"):
+def rematerialized(apply: Callable, remat: str) -> Callable:
+  """Makes the backward pass recompute a block.
+
+  Args:
+    apply: (x_BLD, cache, layer, ...), where the layer is static.
+    remat: of `schema.REMATS`.
+  """
+  if remat == "none":
     return apply
-  # With the outputs of attention saved, its backward pass needs only the
-  # queries, keys and values, which are cheap to recompute.
-  policy = _keeping(*(_OUTPUTS if remat == "block_but_attention" else ()))
+  # What was chosen is kept. With the outputs of attention, its backward pass
+  # needs only queries, keys and values, which are cheap to recompute.
+  names = [_BUCKETS, NOT_RECOMPUTED]
+  if remat == "block_but_attention":
+    names += _OUTPUTS
   return jax.checkpoint(
-    apply, prevent_cse=False, static_argnums=layer, policy=policy
+    apply,
+    prevent_cse=False,
+    static_argnums=2,
+    policy=jax.checkpoint_policies.save_only_these_names(*names),
   )
-
-
-def _keeping(*names):
-  """The policy that keeps arrays with these names, and choices of keys."""
-  keep = jax.checkpoint_policies.save_only_these_names
-  return keep(*names, _LABELS, NOT_RECOMPUTED)
 
 
 def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
-  """The two layers of an MLP."""
-  width, inner = config.width, config.mlp_width
-  into, out = weight_init(width), weight_init(inner, config.num_layers)
-  return (
-    nnx.Linear(width, inner, kernel_init=into, rngs=rngs),
-    nnx.Linear(inner, width, kernel_init=out, rngs=rngs),
+  """Draws the two layers of an MLP."""
+  width = config.width
+  inner = width * (2 if config.half_size else 4)
+  mlp_in = nnx.Linear(width, inner, kernel_init=weight_init(width), rngs=rngs)
+  mlp_out = nnx.Linear(
+    inner,
+    width,
+    kernel_init=weight_init(inner, config.num_layers),
+    rngs=rngs,
   )
+  return mlp_in, mlp_out
 
 
 @jax.named_scope("activation")
 def activate(h: jax.Array) -> jax.Array:
-  """The activation of all MLPs."""
+  """Applies the activation of all MLPs."""
   return h * jax.nn.sigmoid(1.702 * h)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _copies(x: jax.Array, num: int) -> list[jax.Array]:
-  """Copies of x, whose products compilers for GPUs do not merge and split."""
+  """Copies x: compilers for GPUs do not merge and split their products."""
   return lax.optimization_barrier([x] * num)
 
 
@@ -162,13 +183,15 @@ def _copies_jvp(num, primals, tangents):
 @jax.named_scope("linear")
 def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
   """Applies a linear layer; the result has the dtype of x."""
-  precision, dtype = None, None
+  precision = None
+  dtype = None
   if x_BLD.dtype == jnp.bfloat16 and sharding.size(*sharding.AXES) == 1:
     # Sums are rounded after the bias is added, so that compilers for GPUs fuse
     # product, bias and rounding. In the backward pass, this algorithm rounds
     # the cotangents; CPUs have no such algorithm for float16. Several devices
     # would exchange the sums in float32.
-    precision, dtype = lax.DotAlgorithmPreset.BF16_BF16_F32, jnp.float32
+    precision = lax.DotAlgorithmPreset.BF16_BF16_F32
+    dtype = jnp.float32
   y_BLF = jnp.matmul(
     x_BLD,
     layer.kernel[...].astype(x_BLD.dtype),
@@ -181,11 +204,14 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
 
 
 def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
-  """Normal weights; `num_layers` is for weights that end a residual branch.
+  """Returns the initializer of weights.
+
+  Args:
+    fan_in: width of the inputs.
+    num_layers: of the network, for weights that end a residual branch.
 
   As in the released code, github.com/openai/distribution_augmentation: 2.83
   times the paper's 0.125 / sqrt(d_in), read as a standard deviation.
   """
-  return nnx.initializers.normal(
-    math.sqrt(0.125 / fan_in) / math.sqrt(max(1, 2 * num_layers))
-  )
+  std = math.sqrt(0.125 / fan_in)
+  return nnx.initializers.normal(std / math.sqrt(max(1, 2 * num_layers)))

@@ -89,11 +89,6 @@ class Config(schema.Model):
     return self.key_heads or self.num_heads
 
   @property
-  def mlp_width(self) -> int:
-    """Inner width of the MLP, F."""
-    return self.width * (2 if self.half_size else 4)
-
-  @property
   def contents(self) -> dict[Any, None]:
     """The content-based patterns of all heads, in their order."""
     heads = itertools.chain(*self.patterns)
@@ -109,16 +104,37 @@ class Config(schema.Model):
 def configure(config: schema.Config, source: Any) -> Config:
   """Makes the network config of an experiment.
 
-  A classifier has named patterns in their bidirectional form. Of the data
-  source, vocab_size, length, shape, separator, classes and scans are used.
+  A classifier has named patterns in their bidirectional form.
 
-  Raises ValueError if settings contradict each other or the data, or a pattern
-  is not well defined, has no pairs or, in a generator, sees later keys.
+  Args:
+    config: of the experiment; its groups `model` and `attention` are used.
+    source: of data: its vocab_size, length, shape, separator, classes and
+      scans are used.
+
+  Raises:
+    ValueError: settings contradict each other or the data, or a pattern is not
+      well defined, has no pairs or, in a generator, sees later keys.
   """
-  settings, length = dict(config.attention), source.length
-  backend = settings.pop("backend")
-  name = settings.pop("pattern")
-  del settings["check"]
+  network = Config(
+    vocab_size=source.vocab_size,
+    length=source.length,
+    shape=tuple(source.shape),
+    patterns=_assign(config, source.length),
+    backend=config.attention.backend,
+    separator=source.separator,
+    classes=len(source.classes),
+    scans=source.scans,
+    **config.model,
+  )
+  for pattern in dict.fromkeys(itertools.chain(*network.patterns)):
+    _check(pattern, network.length, is_causal=not network.classifies)
+  return network
+
+
+def _assign(config, length):
+  """Returns the patterns of layers and heads."""
+  settings = config.attention
+  name = settings.pattern
   factors = patterns_lib.FACTORIZATIONS.get(name, "")
   for field in ("stride", "window"):
     if settings[field] > length and f"{{{field}}}" in factors:
@@ -126,26 +142,24 @@ def configure(config: schema.Config, source: Any) -> Config:
         f"attention.{field}={settings[field]} must lie between 1 and the"
         f" {length} positions of a sequence"
       )
-  model = config.model
-  sizes: Any = dict(num_layers=model.num_layers, num_heads=model.num_heads)
-  patterns = patterns_lib.assign(name, length=length, **sizes, **settings)
-  if model.task == "classify" and (factors or name in patterns_lib.PUBLISHED):
-    convert = patterns_lib.bidirectional
-    patterns = tuple(tuple(map(convert, heads)) for heads in patterns)
-  network = Config(
-    vocab_size=source.vocab_size,
+
+  layers = patterns_lib.assign(
+    name,
+    settings.mode,
+    num_layers=config.model.num_layers,
+    num_heads=config.model.num_heads,
+    cycle=settings.cycle,
+    stride=settings.stride,
+    window=settings.window,
+    width=settings.width,
+    num_summaries=settings.num_summaries,
     length=length,
-    shape=tuple(source.shape),
-    patterns=patterns,
-    backend=backend,
-    separator=source.separator,
-    classes=len(source.classes),
-    scans=source.scans,
-    **model,
   )
-  for pattern in dict.fromkeys(itertools.chain(*patterns)):
-    _check(pattern, length, not network.classifies)
-  return network
+  is_named = factors or name in patterns_lib.PUBLISHED
+  if config.model.task == "classify" and is_named:
+    convert = patterns_lib.bidirectional
+    layers = tuple(tuple(map(convert, heads)) for heads in layers)
+  return layers
 
 
 def _check(pattern, length, is_causal):
@@ -156,14 +170,14 @@ def _check(pattern, length, is_causal):
       raise ValueError(
         f"{name}: {shorten(content)} can have no pairs among {length} positions"
       )
-  pattern = pattern.support()
   if not patterns_lib.has_pairs(pattern, length):
     raise ValueError(
       f"{name} has no pairs: none of the {length} queries attends to a key"
     )
   if is_causal and (leak := patterns_lib.first_leak(pattern, length)):
+    query, key = leak
     raise ValueError(
-      f"{name} lets query {leak[0]} see the later key {leak[1]}, but each"
+      f"{name} lets query {query} see the later key {key}, but each"
       " position is predicted from earlier ones only; use"
-      f" ({name.partition(' ')[2]}) & Causal()"
+      f" ({shorten(pattern)}) & Causal()"
     )

@@ -58,14 +58,16 @@ class Cached:
   labels: tuple[int, ...] = ()
 
   def init(self, batch: int) -> Caches:
+    """Returns empty caches, by the first of the layers that run as one."""
     config = self.config
     if config.separator is not None:
       raise ValueError(
         "the cache holds one document: sample from a run with data.documents"
         " with --nocache"
       )
-    return {
-      layer: attention.init_cache(
+    caches = {}
+    for layer, num_layers in stacks.sizes(config).items():
+      caches[layer] = attention.init_cache(
         config.patterns[layer],
         length=config.length,
         batch=batch,
@@ -74,45 +76,59 @@ class Cached:
         qk_width=config.head_width,
         value_width=config.widths[1],
         dtype=config.dtype,
-        layers=size,
+        layers=num_layers,
       )
-      for layer, size in stacks.sizes(config).items()
-    }
+    return caches
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> Caches:
-    def attend(caches, layer, index, *inputs, **keywords):
-      given = dict(layer=index, directions=keywords.get("directions"))
-      new = attention.fill_cache(caches[layer], *inputs, **given)
-      caches = caches | {layer: new}
-      return model.attend(caches, layer, index, *inputs, **keywords)
+    def attend(caches, layer, index, inputs):
+      filled = attention.fill_cache(
+        caches[layer],
+        inputs.q_BLHK,
+        inputs.k_BLGK,
+        inputs.v_BLGE,
+        layer=index,
+        directions=inputs.keywords.get("directions"),
+      )
+      return network.attend(caches | {layer: filled}, layer, index, inputs)
 
     caches = self.init(len(tokens_BL))
     if not tokens_BL.shape[1]:
       return caches
-    model = transformer.bind(self.config, params)
-    x_BLD = model.embed(tokens_BL, jnp.array([self.labels]))
-    return model.run_blocks(x_BLD, attend, caches)[1]
+    network = transformer.bind(self.config, params)
+    x_BLD = network.embed(tokens_BL, jnp.array([self.labels]))
+    _, caches, _ = network.run_blocks(x_BLD, attend, caches)
+    return caches
 
   def step(
     self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Caches]:
-    def attend(caches, layer, index, *inputs, **keywords):
-      q_BHK, k_BGK, v_BGE = (x[:, 0] for x in inputs)
-      keywords |= dict(layer=index)
-      out_BHE, new = attention.attend_next(
-        caches[layer], q_BHK, k_BGK, v_BGE, t, **keywords
+    def attend(caches, layer, index, inputs):
+      out_BHE, read = attention.attend_next(
+        caches[layer],
+        inputs.q_BLHK[:, 0],
+        inputs.k_BLGK[:, 0],
+        inputs.v_BLGE[:, 0],
+        t,
+        layer=index,
+        **inputs.keywords,
       )
-      return out_BHE[:, None], caches | {layer: new}
+      return out_BHE[:, None], caches | {layer: read}
 
-    model = transformer.bind(self.config, params)
-    x_B1D = model.embed_next(tokens_B, t, jnp.array([self.labels]))
-    x_B1D, state, _ = model.run_blocks(x_B1D, attend, state, first=t)
-    return model.unembed(x_B1D)[:, 0], state
+    network = transformer.bind(self.config, params)
+    x_B1D = network.embed_next(tokens_B, t, jnp.array([self.labels]))
+    x_B1D, state, _ = network.run_blocks(x_B1D, attend, state, first=t)
+    return network.unembed(x_B1D)[:, 0], state
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampler:
-  """Draws symbols from logits."""
+  """Draws symbols from logits.
+
+  >>> logits_BV = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
+  >>> print(Sampler(top_k=1)(logits_BV, jax.random.key(0)))
+  [1]
+  """
 
   temperature: float = 1.0  # divides the logits; 0 takes the most probable one
   top_k: int = 0  # draws from the k most probable symbols only; 0 from all
@@ -135,18 +151,24 @@ class Sampler:
     if not self.temperature:
       return logits_BV.argmax(-1)
     logits_BV = logits_BV / self.temperature
-    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
-    size = sorted_BV.shape[1]
-    if self.top_k:
-      drawn_1V = jnp.arange(size)[None] < min(self.top_k, size)
-      sorted_BV = jnp.where(drawn_1V, sorted_BV, -jnp.inf)
     if self.top_k or self.top_p < 1:
-      p_BV = jax.nn.softmax(sorted_BV)
-      # A symbol is kept if the more probable ones do not add up to top_p.
-      kept_BV = (jnp.cumsum(p_BV, -1) - p_BV < self.top_p) & (p_BV > 0)
-      least_B1 = jnp.where(kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
-      logits_BV = jnp.where(logits_BV >= least_B1, logits_BV, -jnp.inf)
+      is_kept_BV = logits_BV >= self._least_kept(logits_BV)
+      logits_BV = jnp.where(is_kept_BV, logits_BV, -jnp.inf)
     return jax.random.categorical(rng, logits_BV)
+
+  def _least_kept(self, logits_BV):
+    """Returns the least logit of each row that may be drawn: [B, 1]."""
+    sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
+    if self.top_k:
+      num_symbols = sorted_BV.shape[1]
+      ranks_1V = jnp.arange(num_symbols)[None]
+      is_top_1V = ranks_1V < min(self.top_k, num_symbols)
+      sorted_BV = jnp.where(is_top_1V, sorted_BV, -jnp.inf)
+    p_BV = jax.nn.softmax(sorted_BV)
+    # A symbol is kept if the more probable ones do not add up to top_p.
+    before_BV = jnp.cumsum(p_BV, -1) - p_BV
+    is_kept_BV = (before_BV < self.top_p) & (p_BV > 0)
+    return jnp.where(is_kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
 
 
 def sample(
@@ -173,24 +195,30 @@ def sample(
 
   Returns:
     (sequences of the dtype of the prompts, seconds without compiling).
+
+  Raises:
+    ValueError: a prompt is longer than a sequence.
   """
-  tokens, seconds, left = [prompts], 0.0, length - prompts.shape[1]
-  if left < 0:
+  first = prompts.shape[1]
+  if first > length:
     raise ValueError(
-      f"a prompt of {prompts.shape[1]} positions does not fit in a sequence of"
+      f"a prompt of {first} positions does not fit in a sequence of"
       f" {length}; shorten it"
     )
   check_stop()  # compilation may take minutes
-  chunks = _chunks(decoder, sampler, params, prompts, length, seed)
-  with progress("position", length, prompts.shape[1]) as advance:
-    for new_BC, took in chunks:
-      tokens.append(new_BC)
-      seconds += took
-      left -= new_BC.shape[1]
-      advance(new_BC.shape[1])
-      if left:
+
+  parts = [prompts]
+  seconds = 0.0
+  with progress("position", length, first) as advance:
+    for tokens_BC, elapsed in _chunks(
+      decoder, sampler, params, prompts, length, seed
+    ):
+      parts.append(tokens_BC)
+      seconds += elapsed
+      advance(tokens_BC.shape[1])
+      if sum(x.shape[1] for x in parts) < length:
         check_stop()
-  return np.concatenate(tokens, axis=1), seconds
+  return np.concatenate(parts, axis=1), seconds
 
 
 def _chunks(decoder, sampler, params, prompts, length, seed):
@@ -199,19 +227,24 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
   if first == length:
     return
   state = _prefill(decoder)(params, jnp.asarray(prompts))
-  last = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
+  last_B = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
   rngs = jax.random.split(jax.random.key(seed), length)
+
   leaves, structure = jax.tree.flatten(state)
-  draw = _draw(decoder, sampler, structure, tuple(x.sharding for x in leaves))
+  shardings = tuple(x.sharding for x in leaves)
+  draw = _draw(decoder, sampler, structure, shardings)
   # Compiles, if needed: draws nothing.
-  state, _ = draw(params, state, last, rngs, np.int32(first), np.int32(0))
-  for at in range(first, length, CHUNK):
-    count, start = min(CHUNK, length - at), time.perf_counter()
-    places = np.int32(at), np.int32(count)
-    state, tokens_BC = draw(params, state, last, rngs, *places)
-    new_BC = np.asarray(tokens_BC)[:, :count]
-    last = new_BC[:, -1]
-    yield new_BC, time.perf_counter() - start
+  state, _ = draw(params, state, last_B, rngs, np.int32(first), np.int32(0))
+
+  for position in range(first, length, CHUNK):
+    start = time.perf_counter()
+    count = min(CHUNK, length - position)
+    state, drawn_BC = draw(
+      params, state, last_B, rngs, np.int32(position), np.int32(count)
+    )
+    tokens_BC = np.asarray(drawn_BC)[:, :count]
+    last_B = tokens_BC[:, -1]
+    yield tokens_BC, time.perf_counter() - start
 
 
 # A run samples again and again, after each validation.
@@ -222,23 +255,28 @@ def _prefill(decoder):
 
 @functools.lru_cache(maxsize=8)
 def _draw(decoder, sampler, structure, shardings):
-  """Jitted (..., first, count) -> (state, tokens_BC), where C is `CHUNK`."""
+  """Returns a jitted (..., first, count) -> (state, tokens_BC).
+
+  C is `CHUNK`; the state stays split as it is.
+  """
 
   def draw(params, state, last_B, rngs, first, count):
     def step(i, carry):
       state, last_B, tokens_BC = carry
-      logits_BV, state = decoder.step(params, state, last_B, first + i)
-      if logits_BV.shape[1] - 1 > jnp.iinfo(last_B.dtype).max:
-        raise ValueError(
-          f"prompts of {last_B.dtype} cannot hold {logits_BV.shape[1]:,}"
-          " symbols; use a larger dtype, even if prompts are empty"
-        )
-      new_B = sampler(logits_BV, rngs[first + i]).astype(tokens_BC.dtype)
-      return state, new_B, tokens_BC.at[:, i].set(new_B)
+      t = first + i
+      logits_BV, state = decoder.step(params, state, last_B, t)
+      next_B = sampler(logits_BV, rngs[t])
+      next_B = next_B.astype(tokens_BC.dtype)
+      return state, next_B, tokens_BC.at[:, i].set(next_B)
 
     tokens_BC = jnp.zeros((len(last_B), CHUNK), last_B.dtype)
-    carry = lax.fori_loop(0, count, step, (state, last_B, tokens_BC))
-    return carry[0], carry[2]
+    carry = state, last_B, tokens_BC
+    state, _, tokens_BC = lax.fori_loop(0, count, step, carry)
+    return state, tokens_BC
 
-  out_shardings = jax.tree.unflatten(structure, shardings), None
-  return jax.jit(draw, donate_argnums=1, out_shardings=out_shardings)
+  state_shardings = jax.tree.unflatten(structure, shardings)
+  return jax.jit(
+    draw,
+    donate_argnums=1,
+    out_shardings=(state_shardings, None),
+  )

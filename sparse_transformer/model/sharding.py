@@ -6,6 +6,7 @@ inner widths of MLPs and of all experts. Vectors and embeddings are whole on
 every device: embeddings split by width make the compiler move activations.
 """
 
+import math
 from typing import Any
 
 import jax
@@ -15,25 +16,29 @@ from jax.sharding import PartitionSpec
 AXES = "data", "fsdp", "sequence", "tensor"
 SEQUENCES = "data", "fsdp"  # the axes that split a batch
 
-# The layers that read the residual stream, and those that write to it; what
-# splits a matrix (inputs, outputs), by its layer.
-_READERS = "query", "key", "value", "mlp_in", "experts_in"
-_WRITERS = "out", "mlp_out", "experts_out"
-MATRICES = dict.fromkeys(_READERS, ("fsdp", "tensor"))
-MATRICES |= dict.fromkeys(_WRITERS, ("tensor", "fsdp"))
+# The layers whose inputs or outputs are the residual stream, by their names.
+READERS = {"query", "key", "value", "mlp_in", "experts_in"}
+WRITERS = {"out", "mlp_out", "experts_out"}
 
 
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-  """The split of an array of the training state, at a path of `jax.tree_util`.
+  """Returns the split of an array of the training state.
 
   Moments and averages have the path of their parameter, after other names. Axes
   along which parameters are stacked stay whole.
+
+  Args:
+    path: of `jax.tree_util`.
+    x: the array.
   """
   names = [getattr(key, "key", None) for key in path]
-  layer = next((name for name in names if name in MATRICES), None)
-  if layer is None or names[-1] != "kernel":
-    return PartitionSpec()
-  return PartitionSpec(*[None] * (x.ndim - 2), *MATRICES[layer])
+  stacked = [None] * (x.ndim - 2)
+  if names[-1:] == ["kernel"]:
+    if not READERS.isdisjoint(names):
+      return PartitionSpec(*stacked, "fsdp", "tensor")
+    if not WRITERS.isdisjoint(names):
+      return PartitionSpec(*stacked, "tensor", "fsdp")
+  return PartitionSpec()
 
 
 def split_stream(x_BLD: jax.Array) -> jax.Array:
@@ -47,30 +52,30 @@ def keep_whole(x: jax.Array) -> jax.Array:
 
 
 def positions(batch: int, length: int) -> PartitionSpec:
-  """The split of an array [B, L, ...] over the mesh in context.
+  """Returns the split of an array [B, L, ...] over the mesh in context.
 
   Axes that do not divide B or L, as when sampling, do not split it.
   """
   splits_batch = batch % size(*SEQUENCES) == 0
   splits_length = length % size("sequence") == 0
   return PartitionSpec(
-    SEQUENCES if splits_batch else None, "sequence" if splits_length else None
+    SEQUENCES if splits_batch else None,
+    "sequence" if splits_length else None,
   )
 
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
-  """The split of queries, keys and values [B, L, H, ...], if there is any."""
+  """Returns the split of queries, keys and values [B, L, H, ...], if any."""
   if size(*AXES) == 1:
     return None
   return PartitionSpec(*positions(batch, length), "tensor")
 
 
 def size(*axes: str) -> int:
-  """Number of devices along axes of the mesh in context; 1 without them."""
-  mesh, number = jax.sharding.get_abstract_mesh(), 1
-  for axis in axes:
-    number *= mesh.shape[axis] if axis in mesh.auto_axes else 1
-  return number
+  """Counts devices along axes of the mesh in context; 1 without them."""
+  mesh = jax.sharding.get_abstract_mesh()
+  sizes = [mesh.shape[axis] for axis in axes if axis in mesh.auto_axes]
+  return math.prod(sizes)
 
 
 def _constrain(x, spec):

@@ -1,5 +1,7 @@
 """Layers as stacks: parameters of blocks with a leading axis of layers."""
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -8,23 +10,34 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from sparse_transformer.model import experts, options, sharding
+from sparse_transformer.model import options, sharding
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.model.configure import Config
-from sparse_transformer.model.experts import block_kinds
 
 # What blocks measure: {name: [blocks that have it, ...]}. Scalars of a block
 # are auxiliary losses; longer values are for the log.
 Measured = dict[str, jax.Array]
-# Of auxiliary losses, each the mean over the blocks that have it.
-LOSS_WEIGHTS = experts.LOSSES | options.LOSSES
+
+
+@functools.lru_cache(maxsize=64)
+def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
+  """Returns the class of each layer's block."""
+  kinds = []
+  for layer in range(config.num_layers):
+    kind = ResidualBlock
+    for option in options.of(config):
+      kind = option.block(layer, kind)
+    kinds.append(kind)
+  return tuple(kinds)
 
 
 def period(config: Config) -> int:
-  """The smallest number of layers after which patterns and blocks repeat."""
-  layers = [*zip(config.patterns, block_kinds(config), strict=True)]
-  periods = range(1, len(layers) + 1)
-  return next(x for x in periods if layers[x:] == layers[:-x])
+  """Returns after how many layers patterns and blocks repeat, at least 1."""
+  layers = list(zip(config.patterns, block_kinds(config), strict=True))
+  num = 1
+  while layers[num:] != layers[:-num]:
+    num += 1
+  return num
 
 
 def sizes(config: Config) -> dict[int, int]:
@@ -32,37 +45,42 @@ def sizes(config: Config) -> dict[int, int]:
 
   Each layer after the last full period is alone.
   """
-  num, every = config.num_layers, period(config)
-  alone = range(num - num % every, num)
-  return dict.fromkeys(range(every), num // every) | dict.fromkeys(alone, 1)
+  every = period(config)
+  times = config.num_layers // every
+  alone = range(times * every, config.num_layers)
+  return dict.fromkeys(range(every), times) | dict.fromkeys(alone, 1)
 
 
 def layers_of(config: Config, name: str) -> list[int]:
-  """The layers that have a part, by its name: a kind of blocks, or anything."""
-  kinds = enumerate(block_kinds(config))
-  is_kind = name.endswith("blocks")
-  return [i for i, kind in kinds if kind.stack == name or not is_kind]
+  """Returns the layers that have a part: a stack of blocks, or anything."""
+  is_stack = name.endswith("blocks")
+  return [
+    layer
+    for layer, kind in enumerate(block_kinds(config))
+    if kind.stack == name or not is_stack
+  ]
 
 
 def num_stacks(path: tuple[Any, ...]) -> int:
-  """Number of axes along which the parameter at a path is stacked."""
-  stacked = {"blocks", *experts.STACKED, *options.STACKED}
-  return len(stacked & {key.key for key in path})
+  """Counts the axes along which the parameter at a path is stacked."""
+  names = [str(key.key) for key in path]
+  return sum(x in options.STACKED or x.endswith("blocks") for x in names)
 
 
 def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
-  """The blocks of all layers by the names of their stacks."""
+  """Draws the blocks of all layers, by the names of their stacks."""
   kinds = block_kinds(config)
 
   def stack(kind):
     split = nnx.split_rngs(splits=kinds.count(kind))
-    return split(nnx.vmap(lambda rngs: kind(config, rngs=rngs)))(rngs)
+    make = split(nnx.vmap(lambda rngs: kind(config, rngs=rngs)))
+    return make(rngs)
 
   return {kind.stack: stack(kind) for kind in dict.fromkeys(kinds)}
 
 
 def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
-  """A function that makes the block, as a pytree of a stack's parameters.
+  """Returns a function that makes the block, a pytree of its parameters.
 
   All vectors become one array: a scan copies a layer out of each, and its
   gradient into another, with two launches on GPUs.
@@ -75,26 +93,30 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
   ends = np.cumsum([x.shape[1] for x in vectors])[:-1]
 
   def make_block(matrices, vectors):
-    vectors = map(sharding.keep_whole, jnp.split(vectors, ends, axis=-1))
+    vectors = jnp.split(vectors, ends, axis=-1)
+    vectors = [sharding.keep_whole(x) for x in vectors]
     # Without a barrier, the compiler for GPUs would not add a bias, which is a
     # slice, in the kernel of a product.
-    vectors = jax.lax.optimization_barrier(list(vectors))
-    kinds = iter(vectors), iter(matrices)
-    params = [next(kinds[k]) for k in is_matrix]
-    return nnx.merge(graph, jax.tree.unflatten(structure, params))
+    vectors = jax.lax.optimization_barrier(vectors)
+
+    remaining = {True: iter(matrices), False: iter(vectors)}
+    leaves = [next(remaining[x]) for x in is_matrix]
+    params = jax.tree.unflatten(structure, leaves)
+    return nnx.merge(graph, params)
 
   joined = jnp.concatenate(vectors, axis=1)
   return jax.tree_util.Partial(make_block, matrices, joined)
 
 
 def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
-  """What a layer has of stacked parts, without parts that it lacks."""
-  found = {}
+  """Returns what a layer has of stacked parts, without parts it lacks."""
+  parts = {}
   for name, tree in stacked.items():
-    if layer in (layers := layers_of(config, name)):
-      place = layers.index(layer)
-      found[name] = jax.tree.map(lambda x, i=place: x[i], tree)
-  return found
+    layers = layers_of(config, name)
+    if layer in layers:
+      index = layers.index(layer)
+      parts[name] = jax.tree.map(operator.itemgetter(index), tree)
+  return parts
 
 
 def scan(
@@ -102,15 +124,21 @@ def scan(
 ) -> tuple[Any, Measured]:
   """Runs all layers: a scan over full periods, and then the last layers.
 
-  `step(carry, layer, index, stacked)` returns the next carry and what the layer
-  measures. The layer is the first of the layers that run as one, `index` its
-  place among them, see `sizes`; `take` finds what it has of the stacked parts.
+  Args:
+    step: (carry, layer, index, stacked) -> (carry, measurements). The layer is
+      the first of those that run as one, `index` its place among them, see
+      `sizes`; `take` finds what it has of the stacked parts.
+    carry: the first layer's.
+    stacked: {name: a pytree of arrays with a first axis of layers}.
+
+  Returns:
+    (the last layer's carry, what layers measure).
   """
-  num, every = config.num_layers, period(config)
-  times = num // every
+  every = period(config)
+  times = config.num_layers // every
 
   def split(name, tree):
-    """The arrays of full periods: [periods, places in one, ...]."""
+    """Returns the arrays of full periods: [periods, layers of one, ...]."""
     count = sum(layer < every for layer in layers_of(config, name))
     return jax.tree.map(
       lambda x: x[: times * count].reshape(times, count, *x.shape[1:]), tree
@@ -119,26 +147,30 @@ def scan(
   def run(carry, layers, index, stacked):
     measured = []
     for layer in layers:
-      carry, new = step(carry, layer, index, stacked)
-      measured.append(new)
+      carry, measured_by_layer = step(carry, layer, index, stacked)
+      measured.append(measured_by_layer)
     return carry, measured
 
-  carry, scanned = jax.lax.scan(
-    lambda carry, inputs: run(carry, range(every), *inputs),
-    carry,
-    (jnp.arange(times), {name: split(name, x) for name, x in stacked.items()}),
-  )
-  carry, last = run(carry, range(num - num % every, num), 0, stacked)
+  def run_period(carry, inputs):
+    index, stacked = inputs
+    return run(carry, range(every), index, stacked)
+
+  periods = {name: split(name, tree) for name, tree in stacked.items()}
+  inputs = jnp.arange(times), periods
+  carry, scanned = jax.lax.scan(run_period, carry, inputs)
+  alone = range(times * every, config.num_layers)
+  carry, last = run(carry, alone, 0, stacked)
   return carry, _by_layer(scanned, last)
 
 
 def _by_layer(scanned, last):
   """Joins what scanned layers [periods, ...] and the last ones measured."""
+  names = sorted({name for layer in scanned for name in layer})
+
   measured = {}
-  for name in sorted({name for layer in scanned for name in layer}):
-    of_periods = jnp.stack([x[name] for x in scanned if name in x], axis=1)
+  for name in names:
+    by_period = jnp.stack([x[name] for x in scanned if name in x], axis=1)
+    by_layer = by_period.reshape(-1, *by_period.shape[2:])
     rest = [x[name][None] for x in last if name in x]
-    measured[name] = jnp.concatenate(
-      [of_periods.reshape(-1, *of_periods.shape[2:]), *rest]
-    )
+    measured[name] = jnp.concatenate([by_layer, *rest])
   return measured

@@ -9,7 +9,6 @@ import jax
 
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.attention import Request, Split, platforms
-from sparse_transformer.model.experts import PER_TOKEN
 from sparse_transformer.model.sharding import spec
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import step as step_lib
@@ -101,19 +100,9 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
 
 def _weight_flops(model: model_lib.Config) -> int:
-  width = model.width
-  keys_and_values = model.num_key_heads * sum(model.widths)
-  attention = width * (model.qk_width + keys_and_values + width)
-  mlp = 2 * width * model.mlp_width
-  mixture = PER_TOKEN * mlp + width * model.experts
-  mixtures = len(model_lib.layers_of(model, "expert_blocks"))
-
-  products = model.num_layers * attention
-  products += mixtures * mixture
-  products += (model.num_layers - mixtures) * mlp
-  # The output layer of a classifier runs once for a sequence.
-  if not model.classifies:
-    products += width * model.vocab_size
+  products = model_lib.count_active_parameters(model, name="kernel")
+  if model.classifies:  # its output layer runs once for a sequence
+    products -= model.width * model.outputs
   return 2 * products
 
 

@@ -77,16 +77,16 @@ def test_several_sequences_are_saved(tmp_path):
   def save(codec, rows=sequences):
     return codec.save(tmp_path / "samples", rows)
 
-  (text,) = save(text.Text())
-  parts = text.read_bytes().split(text.RULE)
+  (page,) = save(text.Text())
+  parts = page.read_bytes().split(text.RULE)
 
   assert parts == [row.tobytes() for row in sequences]
 
-  (fasta,) = save(fasta.Fasta())
-  found = fasta.Fasta().decode(fasta.read_bytes(), fasta)
+  (genome,) = save(fasta.Fasta())
+  found = fasta.Fasta().decode(genome.read_bytes(), genome)
 
   np.testing.assert_array_equal(found, sequences.ravel())
-  assert max(map(len, fasta.read_text().splitlines())) == 70
+  assert max(map(len, genome.read_text().splitlines())) == 70
 
   sounds = save(audio.Audio(12_000))
   assert [x.name for x in sounds] == [f"samples_{i}.wav" for i in range(3)]

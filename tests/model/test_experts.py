@@ -1,4 +1,4 @@
-"""Tests of model/experts.py: exact, independent, deterministic, no leaks."""
+"""Tests of experts: exact, independent, deterministic, no leaks."""
 
 import functools
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.cases import soak
 
-from sparse_transformer.model import experts
+from sparse_transformer.model.options import experts
 
 BATCH = 2
 LENGTH = 45

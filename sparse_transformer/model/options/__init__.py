@@ -5,10 +5,8 @@ from typing import Any
 
 from sparse_transformer.model.configure import Config
 from sparse_transformer.model.options.directions import Directions
-from sparse_transformer.model.options.learned_spans import (
-  LearnedSpans,
-  project as project,
-)
+from sparse_transformer.model.options.experts import Experts
+from sparse_transformer.model.options.learned_spans import LearnedSpans
 from sparse_transformer.model.options.option import (
   Inputs as Inputs,
   Layer as Layer,
@@ -18,31 +16,55 @@ from sparse_transformer.model.options.rotary import Rotary
 from sparse_transformer.model.options.sinks import Sinks
 from sparse_transformer.model.options.starts import Starts
 
-# The network calls their hooks in this order, and names none of them.
-ALL = Directions, LearnedSpans, Sinks, Rotary, Starts
+# The network calls their hooks in this order, and names none of them. To take
+# one out, delete its file, its import and its line here.
+ALL: tuple[type[Option], ...] = (
+  Directions,
+  LearnedSpans,
+  Sinks,
+  Rotary,
+  Starts,
+  Experts,
+)
+
 STACKED = {name for option in ALL for name in option.stacked}
-LOSSES = {x: weight for option in ALL for x, weight in option.losses.items()}
+LOSS_WEIGHTS: dict[str, float] = {}
+for _option in ALL:
+  LOSS_WEIGHTS |= _option.losses
 
 
 @functools.lru_cache(maxsize=64)
 def of(config: Config) -> tuple[Option, ...]:
-  """The options that a network has."""
-  return tuple(x for x in (option(config) for option in ALL) if x.is_used)
+  """Returns the options that a network has."""
+  options = [kind(config) for kind in ALL]
+  return tuple(option for option in options if option.is_used)
 
 
-def own(config: Config, params: dict) -> dict[str, Any]:
-  """What the options of a network have in the layers, see `Option.own`."""
-  return {k: x for option in of(config) for k, x in option.own(params).items()}
+def project(params: dict) -> dict:
+  """Moves parameters into their bounds after an update."""
+  for kind in ALL:
+    params = kind.project(params)
+  return params
+
+
+def arrays(config: Config, params: dict) -> dict[str, Any]:
+  """Returns what the options of a network have in each layer, by name."""
+  by_name: dict[str, Any] = {}
+  for option in of(config):
+    by_name |= option.arrays(params)
+  return by_name
 
 
 def prepare(config: Config, layer: Layer, inputs: Inputs) -> Inputs:
-  """What attention is given in a layer, from `inputs` without options."""
+  """Returns the inputs of attention; `inputs` are those without options."""
   for option in of(config):
     inputs = option.inputs(layer, inputs)
   return inputs
 
 
 def measure(config: Config, layer: Layer, inputs: Inputs) -> dict[str, Any]:
-  """What options measure of the inputs of a layer."""
-  found = [option.measure(layer, inputs) for option in of(config)]
-  return {name: x for measured in found for name, x in measured.items()}
+  """Measures the inputs of attention in a layer."""
+  measured: dict[str, Any] = {}
+  for option in of(config):
+    measured |= option.measure(layer, inputs)
+  return measured

@@ -31,44 +31,49 @@ class Directions(Option):
     return bool(self._contents)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Centroids [layers, heads, clusters, K], of about unit length.
+    """Draws centroids [layers, heads, clusters, K], of about unit length.
 
     Patterns with equally many clusters share them.
     """
-    config, rng = self.config, rngs.params()
-    nums = {c.num_directions for c in self._contents if c.is_learned}
-    shape = config.num_layers, config.num_heads
+    config = self.config
+    rng = rngs.params()
 
-    def draw(num):
-      rng_of_num = jax.random.fold_in(rng, num)
-      size = *shape, num, config.head_width
-      drawn = jax.random.normal(rng_of_num, size, jnp.float32)
-      return drawn / math.sqrt(config.head_width)
+    centroids = {}
+    for content in self._contents:
+      num = content.num_directions
+      if content.is_learned:
+        centroids[str(num)] = jax.random.normal(
+          jax.random.fold_in(rng, num),
+          (config.num_layers, config.num_heads, num, config.head_width),
+          jnp.float32,
+        ) / math.sqrt(config.head_width)
+    return dict(centroids=centroids) if centroids else {}
 
-    centroids = {str(num): draw(num) for num in nums}
-    return dict(centroids=centroids) if nums else {}
-
-  def own(self, params: dict) -> dict[str, Any]:
+  def arrays(self, params: dict) -> dict[str, Any]:
+    """Returns directions [layers, heads or 1, directions, K] by pattern."""
     return {str(c): self._directions(c, params) for c in self._contents}
 
   def _directions(self, content, params):
-    """Directions of a pattern: [layers, heads or 1, directions, K]."""
     if content.is_learned:
       return params["centroids"][str(content.num_directions)]
-    layers, width = range(self.config.num_layers), self.config.head_width
+    width = self.config.head_width
+    layers = range(self.config.num_layers)
     return jnp.stack([content.directions(width, layer) for layer in layers])
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    keys = _share(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
-    contents = {c for pattern in layer.patterns for c in pattern.contents()}
-    given = {c: layer.own[str(c)] for c in self._contents if c in contents}
-    return inputs._replace(k_BLGK=keys).add_directions(given)
+    directions = {}
+    for content in self._contents:
+      if any(content in pattern.contents() for pattern in layer.patterns):
+        directions[content] = layer.arrays[str(content)]
+    keys = _share_queries(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
+    return inputs._replace(k_BLGK=keys).add_directions(directions)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """With centroids, `codebook`: how far they are from the queries.
+    """Measures how far centroids are from the queries of their clusters.
 
-    The mean of 1 minus the cosine between a query and the centroid of its
-    cluster. Only centroids get a gradient: they move to the queries.
+    `codebook` is the mean of 1 minus the cosine between a query and the
+    centroid of its cluster. Only centroids get a gradient: they move to the
+    queries.
     """
     q_BLHK = lax.stop_gradient(inputs.q_BLHK).astype(jnp.float32)
     losses = []
@@ -77,38 +82,45 @@ class Directions(Option):
       index = index_of(heads, q_BLHK.shape[2])
       for content in pattern.contents():
         if content.is_learned and content in self._contents:
-          centroids = inputs.keywords["directions"][content][index]
-          losses.append(_codebook(content, q_BLHK[:, :, index], centroids))
+          centroids_HCK = inputs.keywords["directions"][content]
+          loss_H = _codebook(
+            content,
+            q_BLHK[:, :, index],
+            centroids_HCK[index],
+          )
+          losses.append(loss_H)
     return dict(codebook=jnp.concatenate(losses).mean()) if losses else {}
 
 
-def _share(heads, q_BLHK, k_BLHK):
-  """The keys; in heads whose keys are queries, these at unit length."""
-  contents = (pattern.contents() for pattern in heads)
-  shares = [any(c.keys_are_queries for c in x) for x in contents]
-  if not any(shares):
+def _share_queries(patterns, q_BLHK, k_BLHK):
+  """Returns keys: in heads whose keys are queries, these at unit length."""
+  is_shared_H = np.array(
+    [any(c.keys_are_queries for c in p.contents()) for p in patterns]
+  )
+  if not is_shared_H.any():
     return k_BLHK
   unit_BLHK = _unit(q_BLHK.astype(jnp.float32)).astype(k_BLHK.dtype)
-  if all(shares):
-    return unit_BLHK
-  return jnp.where(np.array(shares)[None, None, :, None], unit_BLHK, k_BLHK)
+  return jnp.where(is_shared_H[None, None, :, None], unit_BLHK, k_BLHK)
 
 
 def _codebook(content, q_BLHK, centroids_HCK):
-  """The loss of each head."""
+  """Returns the loss of each head."""
   # As in attention, so that the compiler finds them once.
-  given = lax.stop_gradient(centroids_HCK)
-  labels_BHL = content.find_buckets(Known(q_BLHK, q_BLHK, given))[..., 0]
+  constant_HCK = lax.stop_gradient(centroids_HCK)
+  known = Known(q_BLHK, q_BLHK, constant_HCK)
+  clusters_BHL = content.find_buckets(known)[..., 0]
+
   # Sums by cluster, not centroids by position: their gradient needs no
   # scatter, whose order of additions GPUs do not fix.
-  is_in_BHLC = jax.nn.one_hot(labels_BHL, content.num_directions)
+  is_in_BHLC = jax.nn.one_hot(clusters_BHL, content.num_directions)
   sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q_BLHK))
   sums_HCK = checkpoint_name(sums_HCK, NOT_RECOMPUTED)
+
   cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2))
   return 1 - cosines_H / (q_BLHK.shape[0] * q_BLHK.shape[1])
 
 
 def _unit(x):
-  """Vectors at unit length; zeros stay zeros."""
+  """Returns vectors at unit length; zeros stay zeros."""
   squares = (x**2).sum(-1, keepdims=True)
   return x * lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -26,17 +26,27 @@ class LearnedSpans(Option):
     shape = self.config.num_layers, self.config.num_heads
     return dict(spans=jnp.zeros(shape, jnp.float32))
 
+  @staticmethod
+  def project(params: dict) -> dict:
+    """Clips spans after an update, so that they have a gradient at a bound."""
+    if "spans" not in params:
+      return params
+    return params | dict(spans=jnp.clip(params["spans"], 0, 1))
+
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    shares_H = layer.own["spans"]
-    spans = {
-      span: span.max * shares_H
-      for span in map(attention.span_of, layer.patterns)
-      if span is not None
-    }
-    return inputs.add_directions(spans)
+    shares_H = layer.arrays["spans"]
+
+    directions = {}
+    for pattern in map(attention.span_of, layer.patterns):
+      if pattern is not None:
+        directions[pattern] = pattern.max * shares_H
+    return inputs.add_directions(directions)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """`span`: the mean, in positions; `spans`: [heads], 0 without one."""
+    """Measures `spans` [heads], 0 without one, and `span`, their mean.
+
+    Both are in positions; `span` is an auxiliary loss.
+    """
     directions = inputs.keywords["directions"]
     spans_H = attention.spans_of_heads(layer.patterns, directions)
     if spans_H is None:
@@ -44,10 +54,3 @@ class LearnedSpans(Option):
     spans = map(attention.span_of, layer.patterns)
     num = sum(span is not None for span in spans)
     return dict(span=spans_H.sum() / num, spans=spans_H)
-
-
-def project(params: dict) -> dict:
-  """The parameters of a network, moved into their bounds after an update."""
-  # Not in the forward pass, so that spans have a gradient at a bound.
-  spans = {k: jnp.clip(x, 0, 1) for k, x in params.items() if k == "spans"}
-  return params | spans

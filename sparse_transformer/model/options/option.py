@@ -7,22 +7,24 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 from flax import nnx
 
+from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.model.configure import Config
 from sparse_transformer.patterns import Pattern
 
 
 class Inputs(NamedTuple):
-  """What `attention.attend` is given in a layer."""
+  """The arguments of `attention.attend` in a layer."""
 
   q_BLHK: jax.Array
   k_BLGK: jax.Array
   v_BLGE: jax.Array
   keywords: dict[str, Any] = {}
 
-  def add_directions(self, of_patterns: dict[Any, jax.Array]) -> "Inputs":
-    """These inputs, with the directions of more patterns."""
-    both = self.keywords.get("directions", {}) | of_patterns
-    return self._replace(keywords=self.keywords | dict(directions=both))
+  def add_directions(self, directions: dict[Any, jax.Array]) -> "Inputs":
+    """Returns these inputs with the directions of more patterns."""
+    known = self.keywords.get("directions", {})
+    keywords = self.keywords | dict(directions=known | directions)
+    return self._replace(keywords=keywords)
 
 
 class Layer(NamedTuple):
@@ -30,15 +32,19 @@ class Layer(NamedTuple):
 
   patterns: tuple[Pattern, ...]  # of its heads
   first: jax.Array | int  # the first position; may be traced
-  own: Mapping[str, Any]  # what options have in this layer, see `Option.own`
+  arrays: Mapping[str, Any]  # of its options, see `Option.arrays`
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A part that some networks have; a hook that it leaves out does nothing."""
+  """A part that some networks have.
+
+  The network calls the hooks of all options that its config asks for. A hook
+  that an option does not define changes nothing.
+  """
 
   config: Config
-  # The names of parameters that have a first axis of layers.
+  # The names of parameters that have a first axis of layers, or of experts.
   stacked: ClassVar[tuple[str, ...]] = ()
   # The weights of its auxiliary losses, which are added to the nats.
   losses: ClassVar[Mapping[str, float]] = {}
@@ -48,31 +54,60 @@ class Option:
     """Whether the config asks for it."""
     raise NotImplementedError
 
+  # Its parameters.
+
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     """Draws its parameters by name: arrays, or dicts of them."""
     del rngs
     return {}
 
-  def own(self, params: dict) -> dict[str, Any]:
-    """What it has in the layers: pytrees of arrays [layers, ...], by name."""
+  @staticmethod
+  def project(params: dict) -> dict:
+    """Moves its parameters into their bounds after an update.
+
+    Args:
+      params: all parameters of a network, whether it has the option or not.
+    """
+    return params
+
+  def num_active(self, path: tuple[Any, ...], size: int) -> int:
+    """Counts how much of a parameter one position uses, by default all."""
+    del path
+    return size
+
+  def arrays(self, params: dict) -> dict[str, Any]:
+    """Returns what it has in each layer: pytrees of arrays [layers, ...]."""
     return {name: params[name] for name in self.stacked if name in params}
+
+  # The network.
 
   def begin(
     self, start: Any, places_BL: Any, labels_BK: Any
   ) -> tuple[Any, Any]:
-    """What sequences with labels start with, and the places of positions.
+    """Returns what sequences start with, and the places of their positions.
 
-    By default `start` and `places_BL` [1, L], the same for all sequences.
+    Args:
+      start: the start without the option, [D] or [B, 1, D].
+      places_BL: the places without it, [1, L] or [B, L].
+      labels_BK: labels of the sequences.
     """
     del labels_BK
     return start, places_BL
 
+  def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:
+    """Returns the class of a layer's block; `kind` is that without it.
+
+    A class of its own has another `stack`.
+    """
+    del layer
+    return kind
+
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    """What attention is given, from `inputs` without the option."""
+    """Returns the inputs of attention; `inputs` are those without it."""
     del layer
     return inputs
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """Measures what attention was given: scalars are auxiliary losses."""
+    """Measures the inputs of attention: scalars are auxiliary losses."""
     del layer, inputs
     return {}

@@ -11,7 +11,8 @@ from sparse_transformer.model.options.option import Option
 class Starts(Option):
   """`data.orders`: sequences start with the sum of a vector of each table.
 
-  Position embeddings are of places in the image, patterns of the scan.
+  Positions are embedded by their places in the image, while patterns are of
+  the scan.
   """
 
   @property
@@ -20,16 +21,24 @@ class Starts(Option):
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     normal = nnx.initializers.normal(self.config.token_std)
-    draw = lambda x: normal(rngs.params(), (len(x), self.config.width))
-    tables = self.config.scans.tables
-    return dict(start={name: draw(x) for name, x in tables.items()})
+
+    start = {}
+    for name, table in self.config.scans.tables.items():
+      shape = len(table), self.config.width
+      start[name] = normal(rngs.params(), shape)
+    return dict(start=start)
 
   def begin(
     self, start: Any, places_BL: Any, labels_BK: Any
   ) -> tuple[Any, Any]:
     scans = self.config.scans
-    if labels_BK is None or not labels_BK.shape[1]:  # the identity
+    if labels_BK is None or not labels_BK.shape[1]:  # the image as it is
       labels_BK = jnp.zeros((1, len(scans)), jnp.int32)
-    tables = enumerate(scans.tables)
-    start_BD = sum(start[name][...][labels_BK[:, k]] for k, name in tables)
-    return start_BD[:, None], scans.places(labels_BK, jnp)[:, places_BL[0]]
+
+    vectors_BD = []
+    for k, name in enumerate(scans.tables):
+      vectors_BD.append(start[name][...][labels_BK[:, k]])
+    start_BD = sum(vectors_BD)
+
+    places_BN = scans.places(labels_BK, jnp)
+    return start_BD[:, None], places_BN[:, places_BL[0]]

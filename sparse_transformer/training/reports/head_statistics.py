@@ -67,22 +67,14 @@ def collect(
   def run(params, tokens_BL):
     network = transformer.bind(model, params)
 
-    def attend(kept, layer, index, q_BLHK, k_BLGK, v_BLGV, **keywords):
+    def attend(kept, layer, index, inputs):
       slot = jnp.asarray(slots)[layer + model_lib.period(model) * index]
       # Heads of a group share their keys.
-      group = q_BLHK.shape[2] // k_BLGK.shape[2]
-      k_BLHK = jnp.repeat(k_BLGK, group, axis=2)
-      both = jnp.stack([q_BLHK, k_BLHK])
+      group = inputs.q_BLHK.shape[2] // inputs.k_BLGK.shape[2]
+      k_BLHK = jnp.repeat(inputs.k_BLGK, group, axis=2)
+      both = jnp.stack([inputs.q_BLHK, k_BLHK])
       kept = kept.at[slot].set(both, mode="drop")
-      return network.attend(
-        kept,
-        layer,
-        index,
-        q_BLHK,
-        k_BLGK,
-        v_BLGV,
-        **keywords,
-      )
+      return network.attend(kept, layer, index, inputs)
 
     heads = model.num_heads, model.head_width
     empty = jnp.zeros((num_drawn, 2, *tokens_BL.shape, *heads), model.dtype)
@@ -105,13 +97,13 @@ def weigh(
 
   Yields (layer, its heads) for each layer.
   """
-  learned = options.own(model, params)
+  arrays = options.arrays(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
-    of_layer = jax.tree.map(lambda x, layer=layer: x[layer], learned)
+    layer_arrays = jax.tree.map(lambda x, layer=layer: x[layer], arrays)
     inputs = options.prepare(
       model,
-      options.Layer(patterns, 0, of_layer),
+      options.Layer(patterns, 0, layer_arrays),
       options.Inputs(q_BLHK, k_BLHK, k_BLHK, {}),
     )
     directions = inputs.keywords.get("directions", {})

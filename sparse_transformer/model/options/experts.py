@@ -8,6 +8,7 @@ and run in turn, which fixes the order in which gradients are summed.
 """
 
 import functools
+import operator
 from typing import Any, NamedTuple
 
 import jax
@@ -26,12 +27,29 @@ from sparse_transformer.model.block import (
   make_mlp,
   weight_init,
 )
-from sparse_transformer.model.configure import Config
+from sparse_transformer.model.options.option import Option
 
 PER_TOKEN = 2  # experts that each position passes through
-# Names of parameters with a first axis of layers, or of experts.
-STACKED = "expert_blocks", "experts_in", "experts_out"
-LOSSES = dict(load_balance=0.01, router_z=0.001)  # see `Option.losses`
+
+
+class Experts(Option):
+  """`model.experts`: every second block has a mixture in place of its MLP."""
+
+  stacked = ("experts_in", "experts_out")  # by expert, within stacks of blocks
+  losses = dict(load_balance=0.01, router_z=0.001)
+
+  @property
+  def is_used(self) -> bool:
+    return self.config.experts > 0
+
+  def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:
+    return ExpertBlock if layer % 2 else kind
+
+  def num_active(self, path: tuple[Any, ...], size: int) -> int:
+    names = {key.key for key in path}
+    if names.isdisjoint(("experts_in", "experts_out")):
+      return size
+    return size // self.config.experts * PER_TOKEN
 
 
 class ExpertBlock(ResidualBlock):
@@ -62,30 +80,18 @@ class ExpertBlock(ResidualBlock):
   def _leave_mlp(self, y_BLD, rng):
     logits_BLE = self.router(y_BLD.astype(jnp.float32))
     chosen_BLK, factors_BLK = choose(logits_BLE, PER_TOKEN)
-    layers = self.experts_in, self.experts_out
-    weights = [x[...] for layer in layers for x in (layer.kernel, layer.bias)]
-    b_BLD = mix(y_BLD, chosen_BLK, factors_BLK, Weights(*weights))
+    weights = Weights(
+      kernel_in=self.experts_in.kernel[...],
+      bias_in=self.experts_in.bias[...],
+      kernel_out=self.experts_out.kernel[...],
+      bias_out=self.experts_out.bias[...],
+    )
+    b_BLD = mix(y_BLD, chosen_BLK, factors_BLK, weights)
     return self._drop(b_BLD, rng), measure(logits_BLE, chosen_BLK)
 
 
-@functools.lru_cache(maxsize=64)
-def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
-  """The class of each layer's block: with `model.experts`, every second one."""
-  has_experts = lambda layer: config.experts and layer % 2
-  return tuple(
-    ExpertBlock if has_experts(layer) else ResidualBlock
-    for layer in range(config.num_layers)
-  )
-
-
-def num_active(config: Config, path: tuple[Any, ...], size: int) -> int:
-  """How much of the parameter at a path one position uses."""
-  is_shared = not {"experts_in", "experts_out"} & {key.key for key in path}
-  return size if is_shared else size // config.experts * PER_TOKEN
-
-
 class Weights(NamedTuple):
-  """The weights of all experts, in float32."""
+  """The weights of all E experts, in float32."""
 
   kernel_in: jax.Array  # [E, D, F]
   bias_in: jax.Array  # [E, F]
@@ -94,31 +100,37 @@ class Weights(NamedTuple):
 
 
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
-  """The `num` experts of each position, and the factors of their outputs."""
+  """Chooses the `num` most probable experts of each position.
+
+  Returns:
+    (their numbers [B, L, num], the factors of their outputs [B, L, num]).
+  """
   # Probabilities among all experts: among the chosen ones, a single one would
   # have no gradient.
   p_BLE = jax.nn.softmax(logits_BLE)
-  chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)[1]
+  _, chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)
   chosen_BLK = checkpoint_name(chosen_BLK, NOT_RECOMPUTED)
   return chosen_BLK, jnp.take_along_axis(p_BLE, chosen_BLK, axis=-1)
 
 
 def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
-  """Auxiliary losses of a router, and how it uses the experts.
+  """Measures auxiliary losses of a router, and how it uses the experts.
 
-  `load_balance` is E times the sum over experts of their share of the choices
-  times their mean probability (Fedus et al. 2021, arXiv 2101.03961, section
-  2.2), `router_z` the mean squared log-sum-exp of the logits (Zoph et al. 2022,
-  arXiv 2202.08906, section 3.3), `expert_load` [E] the choices of each expert,
-  relative to their mean.
+  Returns:
+    `load_balance`, E times the sum over experts of their share of the choices
+    times their mean probability (Fedus et al. 2021, arXiv 2101.03961, section
+    2.2); `router_z`, the mean squared log-sum-exp of the logits (Zoph et al.
+    2022, arXiv 2202.08906, section 3.3); `expert_load` [E], the choices of each
+    expert, relative to their mean.
   """
   num_experts = logits_BLE.shape[-1]
-  p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
-  is_chosen = jax.nn.one_hot(chosen_BLK, num_experts)
-  load_E = num_experts * is_chosen.mean((0, 1, 2))
+  mean_p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
+  is_chosen_BLKE = jax.nn.one_hot(chosen_BLK, num_experts)
+  load_E = num_experts * is_chosen_BLKE.mean((0, 1, 2))
+  z_BL = jax.nn.logsumexp(logits_BLE, axis=-1)
   return dict(
-    load_balance=(load_E * p_E).sum(),
-    router_z=(jax.nn.logsumexp(logits_BLE, axis=-1) ** 2).mean(),
+    load_balance=(load_E * mean_p_E).sum(),
+    router_z=(z_BL**2).mean(),
     expert_load=load_E,
   )
 
@@ -129,93 +141,115 @@ def mix(
   factors_BLK: jax.Array,
   weights: Weights,
 ) -> jax.Array:
-  """The sum of what the chosen experts return, times their factors: [B, L, D].
+  """Sums the outputs of the chosen experts, times their factors: [B, L, D].
 
   On a mesh, each device computes its own positions, with its own part of each
   expert's inner width.
   """
-  arrays = x_BLD, chosen_BLK, factors_BLK
   if sharding.size(*sharding.AXES) == 1:
-    return _mix_positions(weights, *arrays)
-  positions = sharding.positions(*chosen_BLK.shape[:2])
-  axes = (None, None, "tensor"), (None, "tensor"), (None, "tensor"), ()
-  of_weights: Any = [PartitionSpec(*x) for x in axes]
+    return _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
 
-  def mix_part(weights, *arrays):
+  def mix_part(weights, x_BLD, chosen_BLK, factors_BLK):
     is_first = lax.axis_index("tensor") == 0  # only one adds the bias
     bias_out = jnp.where(is_first, weights.bias_out, 0)
     weights = weights._replace(bias_out=bias_out)
-    return lax.psum(_mix_positions(weights, *arrays), "tensor")
+    part_BLD = _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
+    return lax.psum(part_BLD, "tensor")
 
+  specs: Any = dict(
+    kernel_in=PartitionSpec(None, None, "tensor"),
+    bias_in=PartitionSpec(None, "tensor"),
+    kernel_out=PartitionSpec(None, "tensor"),
+    bias_out=PartitionSpec(),
+  )
+  positions = sharding.positions(*chosen_BLK.shape[:2])
   return jax.shard_map(
     mix_part,
-    in_specs=(Weights(*of_weights), positions, positions, positions),
+    in_specs=(Weights(**specs), positions, positions, positions),
     out_specs=positions,
     # The carry of a loop would have to vary over devices from its start.
     check_vma=False,
-  )(weights, *arrays)
+  )(weights, x_BLD, chosen_BLK, factors_BLK)
 
 
 def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
-  """`mix` on one device."""
+  """Mixes on one device."""
   num_experts = len(weights.kernel_in)
-  # A power of two, with four tiles for each expert: larger ones waste more
-  # places, smaller ones read weights more often.
-  mean = max(1, chosen_BLK.size // (4 * num_experts))
-  tile = min(max(8, 1 << (mean.bit_length() - 1)), 256)
-  groups = group_by_label(chosen_BLK.reshape(1, -1), num_experts, tile)
-  groups = jax.tree.map(lambda x: x[0], groups)
-  x_SD = x_BLD.reshape(-1, x_BLD.shape[-1])
+  tile = _tile(chosen_BLK.size, num_experts)
+  chosen_1N = chosen_BLK.reshape(1, -1)
+  rows = group_by_label(chosen_1N, num_experts, tile)
+  groups = jax.tree.map(operator.itemgetter(0), rows)
+
+  width = x_BLD.shape[-1]
+  x_SD = x_BLD.reshape(-1, width)
   factors_SK = factors_BLK.reshape(len(x_SD), -1)
-  return _mix_groups(x_SD, factors_SK, groups, weights).reshape(x_BLD.shape)
+  out_SD = _mix_groups(x_SD, factors_SK, groups, weights)
+  return out_SD.reshape(x_BLD.shape)
+
+
+def _tile(num_choices, num_experts):
+  """Returns the places of a tile, a power of two.
+
+  Each expert has about four tiles: larger ones waste more places, smaller ones
+  read weights more often.
+  """
+  mean = max(1, num_choices // (4 * num_experts))
+  power = 1 << (mean.bit_length() - 1)
+  return min(max(8, power), 256)
 
 
 @jax.custom_vjp
 def _mix_groups(x_SD, factors_SK, groups, weights):
-  """`mix` of flat arrays, with the choices S * K + k in groups."""
+  """Mixes flat arrays, with the choices S * K + k in groups."""
   return _forward(x_SD, factors_SK, groups, weights)[0]
 
 
 def _forward(x_SD, factors_SK, groups, weights):
   tokens_VT, factors_VT = _fill(factors_SK, groups)
-  rounded, num = _prepare(weights, groups, x_SD.dtype)
+  rounded, num_filled = _prepare(weights, groups, x_SD.dtype)
 
   def compute(v, results):
     expert = _take(rounded, groups.labels[v])
-    h_TF = _product(x_SD[tokens_VT[v]], expert.kernel_in)
-    h_TF = (h_TF + expert.bias_in[None]).astype(x_SD.dtype)
-    y_TD = _product(activate(h_TF), expert.kernel_out) + expert.bias_out[None]
-    new = factors_VT[v][:, None] * y_TD, h_TF
-    return _put(results, v, new)
+    x_TD = x_SD[tokens_VT[v]]
+    h_TF = _product(x_TD, expert.kernel_in) + expert.bias_in[None]
+    h_TF = h_TF.astype(x_SD.dtype)
+    a_TF = activate(h_TF)
+    y_TD = _product(a_TF, expert.kernel_out) + expert.bias_out[None]
+    factors_T1 = factors_VT[v][:, None]
+    return _put(results, v, (factors_T1 * y_TD, h_TF))
 
-  d, f = weights.kernel_in.shape[1:]
+  _, d, f = weights.kernel_in.shape
   results = (
     jnp.zeros((*tokens_VT.shape, d), jnp.float32),
     jnp.zeros((*tokens_VT.shape, f), x_SD.dtype),
   )
-  y_VTD, h_VTF = lax.fori_loop(0, num, compute, results)
+  y_VTD, h_VTF = lax.fori_loop(0, num_filled, compute, results)
   out_SD = _sum_choices(y_VTD, groups, factors_SK.shape)
   return out_SD, (x_SD, factors_SK, groups, weights, h_VTF)
 
 
 def _backward(saved, dout_SD):
   x_SD, factors_SK, groups, weights, h_VTF = saved
-  tokens_VT, factors_VT = _fill(factors_SK, groups)
   dtype = x_SD.dtype
-  rounded, num = _prepare(weights, groups, dtype)
+  tokens_VT, factors_VT = _fill(factors_SK, groups)
+  rounded, num_filled = _prepare(weights, groups, dtype)
 
   def compute(v, carry):
     results, grads = carry
-    label, factors_T1 = groups.labels[v], factors_VT[v][:, None]
+    label = groups.labels[v]
     expert = _take(rounded, label)
-    x_TD, dout_TD = x_SD[tokens_VT[v]], dout_SD[tokens_VT[v]]
+    x_TD = x_SD[tokens_VT[v]]
+    dout_TD = dout_SD[tokens_VT[v]]
+    factors_T1 = factors_VT[v][:, None]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
+
     # Gradient of the expert's output before it is multiplied by its factor.
     da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
     dfactors_T = (a_TF * da_TF).sum(1) + dout_TD @ expert.bias_out
     dy_TD = factors_T1 * dout_TD
     (dh_TF,) = activate_vjp((factors_T1 * da_TF).astype(dtype))
     dx_TD = _product(dh_TF, expert.kernel_in.T)
+
     new = Weights(
       kernel_in=_product(x_TD.T, dh_TF),
       bias_in=dh_TF.sum(0, dtype=jnp.float32),
@@ -225,10 +259,12 @@ def _backward(saved, dout_SD):
     grads = jax.tree.map(lambda g, x: g.at[label].add(x), grads, new)
     return _put(results, v, (dx_TD, dfactors_T)), grads
 
-  shapes = (*tokens_VT.shape, x_SD.shape[1]), tokens_VT.shape
-  results = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+  results = (
+    jnp.zeros((*tokens_VT.shape, x_SD.shape[1]), jnp.float32),
+    jnp.zeros(tokens_VT.shape, jnp.float32),
+  )
   carry = results, jax.tree.map(jnp.zeros_like, weights)
-  carry = lax.fori_loop(0, num, compute, carry)
+  carry = lax.fori_loop(0, num_filled, compute, carry)
   (dx_VTD, dfactors_VT), grads = carry
   dx_SD = _sum_choices(dx_VTD, groups, factors_SK.shape).astype(dtype)
   dfactors_SK = dfactors_VT.reshape(-1)[groups.slots].reshape(factors_SK.shape)
@@ -239,11 +275,11 @@ _mix_groups.defvjp(_forward, _backward)
 
 
 def _fill(factors_SK, groups):
-  """(positions tokens_VT in the tiles, their factors_VT: 0 if empty)."""
+  """Returns the positions in the tiles, and their factors, 0 if empty."""
   entries_VT = jnp.maximum(groups.entries, 0)
+  tokens_VT = entries_VT // factors_SK.shape[1]
   factors_VT = factors_SK.reshape(-1)[entries_VT]
-  factors_VT = jnp.where(groups.entries < 0, 0, factors_VT)
-  return entries_VT // factors_SK.shape[1], factors_VT
+  return tokens_VT, jnp.where(groups.entries < 0, 0, factors_VT)
 
 
 def _sum_choices(y_VTD, groups, shape):
@@ -253,10 +289,13 @@ def _sum_choices(y_VTD, groups, shape):
 
 
 def _prepare(weights, groups, dtype):
-  """Weights with kernels in the dtype of products, number of filled tiles."""
-  into, out = (x.astype(dtype) for x in (weights.kernel_in, weights.kernel_out))
-  num = (groups.labels < len(into)).sum(dtype=jnp.int32)
-  return weights._replace(kernel_in=into, kernel_out=out), num
+  """Rounds kernels to the dtype of products, and counts the filled tiles."""
+  rounded = weights._replace(
+    kernel_in=weights.kernel_in.astype(dtype),
+    kernel_out=weights.kernel_out.astype(dtype),
+  )
+  is_filled_V = groups.labels < len(weights.kernel_in)
+  return rounded, is_filled_V.sum(dtype=jnp.int32)
 
 
 def _product(x, y):

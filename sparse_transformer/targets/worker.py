@@ -17,8 +17,7 @@ from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib
-from sparse_transformer.attention import platforms, registry
-from sparse_transformer.attention.contract import Request
+from sparse_transformer.attention import Request, platforms, registry
 from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import hardware, hlo

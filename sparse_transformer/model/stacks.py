@@ -87,10 +87,17 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
-  is_matrix = [x.ndim > 2 for x in leaves]
-  matrices = [x for x in leaves if x.ndim > 2]
-  vectors = [x for x in leaves if x.ndim == 2]
-  ends = np.cumsum([x.shape[1] for x in vectors])[:-1]
+  matrices = []
+  vectors = []
+  is_matrix = []
+  for x in leaves:
+    is_matrix.append(x.ndim > 2)
+    if x.ndim > 2:
+      matrices.append(x)
+    else:
+      vectors.append(x)
+  sizes = [x.shape[1] for x in vectors]
+  ends = np.cumsum(sizes)[:-1]
 
   def make_block(matrices, vectors):
     vectors = jnp.split(vectors, ends, axis=-1)
@@ -99,7 +106,10 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
     # slice, in the kernel of a product.
     vectors = jax.lax.optimization_barrier(vectors)
 
-    remaining = {True: iter(matrices), False: iter(vectors)}
+    remaining = {
+      True: iter(matrices),
+      False: iter(vectors),
+    }
     leaves = [next(remaining[x]) for x in is_matrix]
     params = jax.tree.unflatten(structure, leaves)
     return nnx.merge(graph, params)
@@ -169,8 +179,12 @@ def _by_layer(scanned, last):
 
   measured = {}
   for name in names:
-    by_period = jnp.stack([x[name] for x in scanned if name in x], axis=1)
-    by_layer = by_period.reshape(-1, *by_period.shape[2:])
-    rest = [x[name][None] for x in last if name in x]
-    measured[name] = jnp.concatenate([by_layer, *rest])
+    in_period = [x[name] for x in scanned if name in x]
+    by_period = jnp.stack(in_period, axis=1)
+    by_layer = [by_period.reshape(-1, *by_period.shape[2:])]
+    # The layers after the last full period.
+    for x in last:
+      if name in x:
+        by_layer.append(x[name][None])
+    measured[name] = jnp.concatenate(by_layer)
   return measured

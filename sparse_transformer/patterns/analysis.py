@@ -47,9 +47,14 @@ class _Pairs(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _find_pairs(part, n):
   *full, tiles = layout_lib.cover(part, n, TILE)
-  bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
+  shape = len(tiles.rows), TILE, TILE // 8
+  bits = np.zeros(shape, np.uint8)
   pairs_of_tiles = layout_lib.pairs_of_tiles(
-    part, orders(part, n), TILE, tiles.rows, tiles.cols
+    part,
+    orders(part, n),
+    TILE,
+    tiles.rows,
+    tiles.cols,
   )
   for here, pairs in pairs_of_tiles:
     bits[here] = np.packbits(pairs, axis=-1)
@@ -80,7 +85,8 @@ def _reduce_full(ufunc, read, pairs, empty, by_key):
   n = len(read)
   result = np.full_like(read, empty)
   for nodes in pairs.full:
-    rows, cols = nodes.rows, nodes.cols
+    rows = nodes.rows
+    cols = nodes.cols
     if by_key:
       rows, cols = cols, rows
     by_node = ufunc.reduceat(read, np.arange(0, n, nodes.size))
@@ -93,7 +99,8 @@ def _reduce_full(ufunc, read, pairs, empty, by_key):
 def _reduce_tiles(ufunc, read, pairs, empty, by_key):
   """Reduces over the other tiles, pair by pair."""
   n, words = read.shape
-  rows, cols = pairs.tiles.rows, pairs.tiles.cols
+  rows = pairs.tiles.rows
+  cols = pairs.tiles.cols
   if by_key:
     rows, cols = cols, rows
   padding = (0, -n % TILE), (0, 0)

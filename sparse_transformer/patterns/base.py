@@ -328,8 +328,9 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
   """
   for field in fields:
     value = getattr(pattern, field)
-    is_bool = isinstance(value, (bool, np.bool_))
-    if is_bool or not isinstance(value, (int, np.integer)):
+    is_integer = isinstance(value, (int, np.integer))
+    # Python's booleans are integers.
+    if not is_integer or isinstance(value, bool):
       _refuse(pattern, field, "an integer")
     if not minimum <= value < intervals.LIMIT:
       _refuse(pattern, field, f"at least {minimum}, and fit in 32 bits")

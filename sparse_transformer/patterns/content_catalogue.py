@@ -231,20 +231,26 @@ class TopBlocks(Content):
       return jnp.full_like(known.q_BLHK, -1, jnp.int32, shape)
 
     keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
-    means_BGDK = keys_BDSGK.mean(2).swapaxes(1, 2)
-    means_BHDK = jnp.repeat(means_BGDK, h // means_BGDK.shape[1], 1)
+    means_BDGK = keys_BDSGK.mean(2)
+    means_BGDK = means_BDGK.swapaxes(1, 2)
+    heads_of_key = h // means_BGDK.shape[1]
+    means_BHDK = jnp.repeat(means_BGDK, heads_of_key, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
 
+    # A query's own block is incomplete.
     positions_L1 = known.start + jnp.arange(num_queries)[:, None]
+    blocks_L1 = positions_L1 // self.size
     blocks_1D = jnp.arange(num_blocks)[None]
-    is_allowed_BLD = (blocks_1D < positions_L1 // self.size)[None]
+    is_allowed_BLD = (blocks_1D < blocks_L1)[None]
     if known.segments is not None:
       is_one_BLD = self._is_one_segment(known.segments, num_blocks)
       is_allowed_BLD = is_allowed_BLD & is_one_BLD
 
     scores_BHLD = jnp.where(is_allowed_BLD[:, None], scores_BHLD, -jnp.inf)
-    best, blocks = jax.lax.top_k(scores_BHLD, min(self.num, num_blocks))
-    return jnp.where(best == -jnp.inf, -1, blocks).astype(jnp.int32)
+    num_chosen = min(self.num, num_blocks)
+    best, blocks = jax.lax.top_k(scores_BHLD, num_chosen)
+    blocks = jnp.where(best == -jnp.inf, -1, blocks)
+    return blocks.astype(jnp.int32)
 
   def _is_one_segment(self, segments, num_blocks):
     """Returns whether all keys of a block have the segment of a query."""

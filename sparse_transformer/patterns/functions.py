@@ -45,10 +45,14 @@ class _Where(Pattern):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.is_plain:
       return self.function(q, k)
+
     if isinstance(q, intervals.Int32):  # called by `check`
-      self._check_lookups(q.high + 1)
+      n = q.high + 1
+      self._check_lookups(n)
+    # Bounds cannot decide any pair.
     if isinstance(q, intervals.Integer):
-      return intervals.Truth(np.True_, np.False_)
+      return intervals.Truth(may=np.True_, must=np.False_)
+
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
       with jax.numpy_rank_promotion("allow"):
         return self.vectorized(q, k)

@@ -74,8 +74,8 @@ def main(argv: Sequence[str]) -> None:
 def _profiled(text, steps):
   if text is None:
     return ()
-  found = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
-  first, last = map(int, found.groups()) if found else (0, 0)
+  match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)
+  first, last = map(int, match.groups()) if match else (0, 0)
   if not 1 <= first <= last <= min(steps, first + MAX_PROFILED - 1):
     raise ValueError(
       f"--profile={text} must be FIRST:LAST, with 1 <= FIRST <= LAST <= {steps}"

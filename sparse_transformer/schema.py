@@ -289,7 +289,7 @@ class Attention(Group):
     affects="scores",
   )
   backend: str = field(
-    "auto", "auto, dense, or the name of an executor", affects="machine"
+    "auto", "auto, dense, or the name of another backend", affects="machine"
   )
   check: bool = field(
     True, "with auto, compares kernels with XLA at first", affects="nothing"

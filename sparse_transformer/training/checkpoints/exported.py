@@ -99,8 +99,8 @@ def load(path: str | os.PathLike) -> Exported:
   try:
     with safetensors.safe_open(path, "numpy") as file:
       kinds = {x: file.get_slice(x).get_dtype() for x in file.keys()}
-      if others := [x for x, kind in kinds.items() if kind != "F32"]:
-        raise ValueError(f"{path}: {', '.join(others[:3])} must be float32")
+      if wrong := [x for x, kind in kinds.items() if kind != "F32"]:
+        raise ValueError(f"{path}: {', '.join(wrong[:3])} must be float32")
       arrays = {x: file.get_tensor(x) for x in kinds}
       metadata = file.metadata() or {}
   except safetensors.SafetensorError as error:

@@ -168,7 +168,7 @@ COLUMNS = (
   "pairs",
   "keys: mean",
   "max",
-  "executor",
+  "backend",
   "tile",
   "computed / needed",
   "cached keys",
@@ -258,14 +258,14 @@ def _sum_rows(report):
   devices = math.prod(report.mesh.values())
   along = ", ".join(f"{x}={y}" for x, y in report.mesh.items() if y > 1)
   of_one = f"per device of {devices} ({along})" if along else "per device"
-  for title, about, parts, form in (
+  for title, remark, parts, form in (
     ("FLOPs", "per token of a step", report.flops, "{:,.0f}".format),
     ("memory", f"{of_one}, without activations", report.memory, tables.size),
     ("compiled", f"{of_one}, of the whole step", report.compiled, tables.size),
   ):
     if parts:
       yield ("",)
-      yield title, form(parts["total"]), about
+      yield title, form(parts["total"]), remark
       yield from ((f"  {x}", form(parts[x])) for x in parts if x != "total")
   yield ("",)
   if (size := report.cache) is None:

@@ -231,7 +231,6 @@ cli.run(main)
 def test_function_of_a_config_file_gets_the_metrics(
   tmp_path, capsys, monkeypatch
 ):
-  """And what the file registers, the command that the run prints finds."""
   monkeypatch.setattr(data, "SOURCES", dict(data.SOURCES))
   path = tmp_path / "config.py"
   path.write_text(
@@ -251,11 +250,12 @@ def test_function_of_a_config_file_gets_the_metrics(
     "hook 2 train True",
     "hook 2 validation True",
   ]
-  assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
+  assert f"eval.py {words[1]} --step=best" in lines[-1]
 
 
 OWN = """
-import dataclasses, pathlib, runs
+import dataclasses, pathlib
+from helpers import runs
 from sparse_transformer import data, patterns
 pathlib.Path(__file__).with_name("was_run").touch()
 @dataclasses.dataclass(frozen=True)

@@ -478,7 +478,8 @@ def test_config_is_compared_with_that_of_the_last_checkpoint(copy, capsys):
 
 LONG = """
 import os, sys
-import jax, numpy as np, runs
+import jax, numpy as np
+from helpers import runs
 from sparse_transformer.training import loop, metrics
 
 step, compiled, seen = 0, [], []

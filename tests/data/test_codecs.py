@@ -14,14 +14,17 @@ from helpers import small_data
 from helpers.errors import refused
 from hypothesis import strategies
 
-from sparse_transformer.data import audio, fasta, text, tokens
+from sparse_transformer.data.audio import Audio, compress, expand
+from sparse_transformer.data.fasta import AMBIGUOUS, Fasta
+from sparse_transformer.data.text import RULE, JsonLines, Letters, Text
+from sparse_transformer.data.tokens import Tokens
 
 CODECS = {
-  "text": text.Text(),
-  "text8": text.Letters(),
-  "x.fasta": fasta.Fasta(),
-  "x.wav": audio.Audio(12_000),
-  "tokens": tokens.Tokens(50_304, pathlib.Path()),
+  "text": Text(),
+  "text8": Letters(),
+  "x.fasta": Fasta(),
+  "x.wav": Audio(12_000),
+  "tokens": Tokens(50_304, pathlib.Path()),
 }
 
 
@@ -77,20 +80,20 @@ def test_several_sequences_are_saved(tmp_path):
   def save(codec, rows=sequences):
     return codec.save(tmp_path / "samples", rows)
 
-  (page,) = save(text.Text())
-  parts = page.read_bytes().split(text.RULE)
+  (text,) = save(Text())
+  parts = text.read_bytes().split(RULE)
 
   assert parts == [row.tobytes() for row in sequences]
 
-  (genome,) = save(fasta.Fasta())
-  found = fasta.Fasta().decode(genome.read_bytes(), genome)
+  (fasta,) = save(Fasta())
+  found = Fasta().decode(fasta.read_bytes(), fasta)
 
   np.testing.assert_array_equal(found, sequences.ravel())
-  assert max(map(len, genome.read_text().splitlines())) == 70
+  assert max(map(len, fasta.read_text().splitlines())) == 70
 
-  sounds = save(audio.Audio(12_000))
+  sounds = save(Audio(12_000))
   assert [x.name for x in sounds] == [f"samples_{i}.wav" for i in range(3)]
-  save(audio.Audio(12_000), sequences[:2])  # those of before are removed
+  save(Audio(12_000), sequences[:2])  # those of before are removed
   assert sorted(tmp_path.glob("*.wav")) == sounds[:2]
 
 
@@ -168,7 +171,7 @@ def bases_by_line(data, separator):
   letters = np.array([*text.removeprefix(end), *end], np.uint8)
 
   random = np.random.RandomState(0)
-  for letter, bases in fasta.AMBIGUOUS.items():
+  for letter, bases in AMBIGUOUS.items():
     here = np.flatnonzero(letters == ord(letter))
     drawn = random.randint(len(bases), size=len(here))
     letters[here] = [ord(bases[i]) for i in drawn]
@@ -209,8 +212,8 @@ def test_bases_are_those_of_the_lines(lines, begin, is_cut, block, separator):
   data = begin + b">x\n" + b"".join(itertools.chain(*lines))
   data = data.rstrip(b"\r\n") if is_cut else data
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(fasta, "BLOCK", block)
-    found = fasta.Fasta(separator).decode(data, "x.fasta")
+    patch.setattr("sparse_transformer.data.fasta.BLOCK", block)
+    found = Fasta(separator).decode(data, "x.fasta")
   assert found.tolist() == bases_by_line(data, separator)
 
 
@@ -218,7 +221,7 @@ def test_long_genome_needs_little_more_memory_than_its_letters():
   data = b">x\n" + b"".join(b"ACGTNacgtn" * 6 + b"\n" for _ in range(200_000))
   tracemalloc.start()
   try:
-    found = fasta.Fasta(4).decode(data, "x.fasta")
+    found = Fasta(4).decode(data, "x.fasta")
     peak = tracemalloc.get_traced_memory()[1]
   finally:
     tracemalloc.stop()
@@ -229,32 +232,32 @@ def test_long_genome_needs_little_more_memory_than_its_letters():
 
 
 def test_letters_may_end_in_a_newline_of_an_editor():
-  codec = text.Letters()
+  codec = Letters()
   assert codec.encode([codec.decode(b"the end\n", "prompt")]) == b"the end"
 
 
 def test_separator_follows_each_document(tmp_path):
-  codec = fasta.Fasta(4)
-  lines = b">one\nACG\nT\n>two\n;comment\nTT\n"
-  found = codec.decode(lines, "x.fasta")
+  codec = Fasta(4)
+  text = b">one\nACG\nT\n>two\n;comment\nTT\n"
+  found = codec.decode(text, "x.fasta")
 
   np.testing.assert_array_equal(found, [0, 1, 2, 3, 4, 3, 3, 4])
   assert codec.vocab_size == 5
-  assert fasta.Fasta().vocab_size == 4
+  assert Fasta().vocab_size == 4
   (path,) = codec.save(tmp_path / "samples", found[None, :-1])
   np.testing.assert_array_equal(codec.decode(path.read_bytes(), path), found)
-  found = text.Text(0).decode(b"ab", "x")
+  found = Text(0).decode(b"ab", "x")
   np.testing.assert_array_equal(found, [97, 98, 0])
   with refused("x has byte 0 at 1, .*documents=True"):
-    text.Text(0).decode(b"a\0b", "x")
+    Text(0).decode(b"a\0b", "x")
 
 
 def test_files_of_an_archive_are_read_one_by_one(tmp_path):
   for codec, content in (
-    (text.Text(0), b"ab"),
-    (text.JsonLines(), b'{"text": "ab"}'),
-    (fasta.Fasta(), b">x\nAC"),
-    (audio.Audio(12_000), wav(np.arange(9, dtype=np.int16))),
+    (Text(0), b"ab"),
+    (JsonLines(), b'{"text": "ab"}'),
+    (Fasta(), b">x\nAC"),
+    (Audio(12_000), wav(np.arange(9, dtype=np.int16))),
   ):
     (tmp_path / "a").write_bytes(content)
     small_data.write_zip(
@@ -271,14 +274,14 @@ def test_files_of_an_archive_are_read_one_by_one(tmp_path):
 
 def test_ambiguous_bases_are_drawn_and_reported(capsys):
   text = b">x\n" + b"N" * 4000 + b"R" * 100 + b"A"
-  found = fasta.Fasta().decode(text, "x.fasta")
+  found = Fasta().decode(text, "x.fasta")
   counts = np.bincount(found[:4000], minlength=4)
 
   assert counts.min() > 900
   assert counts.sum() == 4000
   assert set(found[4000:4100]) == {0, 2}
   assert found[4100] == 0
-  np.testing.assert_array_equal(found, fasta.Fasta().decode(text, "x.fasta"))
+  np.testing.assert_array_equal(found, Fasta().decode(text, "x.fasta"))
   assert "4,000 N, 100 R" in capsys.readouterr().err
 
 
@@ -318,8 +321,8 @@ def test_ambiguous_bases_are_drawn_and_reported(capsys):
   ],
 )
 def test_header_tells_where_the_sound_is(data, line, capfd):
-  found = audio.Audio(12_000).decode(data, "x.wav")
-  np.testing.assert_array_equal(found, audio.compress(LEVELS / 32768))
+  found = Audio(12_000).decode(data, "x.wav")
+  np.testing.assert_array_equal(found, compress(LEVELS / 32768))
   lines = capfd.readouterr().err
   assert line in lines
   assert bool(line) == bool(lines)
@@ -327,9 +330,9 @@ def test_header_tells_where_the_sound_is(data, line, capfd):
 
 def test_sound_has_the_same_levels_in_every_format():
   sound = np.random.RandomState(0).randint(-128, 128, 400)
-  expected = audio.compress(sound / 128)
+  expected = compress(sound / 128)
 
-  assert audio.compress(np.zeros(1)) == 128  # silence
+  assert compress(np.zeros(1)) == 128  # silence
   for bits in (8, 16, 24, 32):
     width = bits // 8
     samples = sound << bits - 8
@@ -337,20 +340,20 @@ def test_sound_has_the_same_levels_in_every_format():
     content = samples.astype("<i8").view("u1").reshape(-1, 8)[:, :width]
     form = (1, 1, 12_000, 12_000 * width, width, bits)
     data = riff((b"data", content.tobytes()), form=form)
-    found = audio.Audio(12_000).decode(data, "x.wav")
+    found = Audio(12_000).decode(data, "x.wav")
     np.testing.assert_array_equal(found, expected)
 
   for dtype in "<f4", "<f8":
-    found = audio.Audio(12_000).decode(wav((sound / 128).astype(dtype)), "x")
+    found = Audio(12_000).decode(wav((sound / 128).astype(dtype)), "x")
     np.testing.assert_array_equal(found, expected)
 
 
 def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
   data = wav(np.array([0.5, 1.2, -1]))
-  codec = audio.Audio(12_000)
+  codec = Audio(12_000)
   for i in range(3):
     found = codec.decode(data, tmp_path / f"{i}.wav")
-    clipped = audio.compress(np.array([0.5, 1, -1]))
+    clipped = compress(np.array([0.5, 1, -1]))
     np.testing.assert_array_equal(found, clipped)
 
   assert capfd.readouterr().err == (
@@ -362,13 +365,13 @@ def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
 def test_sound_of_no_samples_is_none():
   for rate in 8_000, 12_000:
     data = wav(np.zeros(0, np.int16), rate)
-    assert not len(audio.Audio(12_000).decode(data, "x.wav"))
+    assert not len(Audio(12_000).decode(data, "x.wav"))
 
 
 def test_mu_law_is_monotonic_and_invertible():
   levels = np.arange(256, dtype=np.uint8)
-  wave = audio.expand(levels)
-  np.testing.assert_array_equal(audio.compress(wave), levels)
+  wave = expand(levels)
+  np.testing.assert_array_equal(compress(wave), levels)
   np.testing.assert_allclose(wave[[0, -1]], [-1, 1])
   assert (np.diff(wave) > 0).all()
 
@@ -377,14 +380,14 @@ def test_mu_law_is_that_of_its_formula():
   # Rounded to 255 steps of [-1, 1]; what is louder is cut.
   loudness = np.log(1 + 255 * 0.1) / np.log(256)
   level = round((loudness + 1) / 2 * 255)
-  found = audio.compress(np.array([0.1, 7.0, -7.0]))
+  found = compress(np.array([0.1, 7.0, -7.0]))
   np.testing.assert_array_equal(found, [level, 255, 0])
 
 
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
 def test_sound_of_another_rate_is_resampled(rate):
   data = wav((tone(rate) * 32767).astype(np.int16), rate)
-  found = audio.expand(audio.Audio(12_000).decode(data, "x.wav"))
+  found = expand(Audio(12_000).decode(data, "x.wav"))
   assert abs(len(found) - 6000) <= 1
   # The same tone, except at the ends and for the steps of mu-law.
   middle = slice(500, 5500)

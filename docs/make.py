@@ -21,8 +21,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import attention, patterns, schema, tables
-from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import binding
+from sparse_transformer.attention import pair_weights
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
   image_of_matrix,
@@ -157,9 +156,8 @@ def realize(pattern: Pattern) -> Pattern:
     elif isinstance(content, patterns.Routing):
       directions[content] = centers[None, : content.num_directions]
   q_BLHK = vectors[None, :, None]
-  arrays = contract.Queries(q_BLHK), contract.Keys(q_BLHK, q_BLHK)
-  pairs = binding.realize((pattern,), *arrays, directions)
-  return _Realized(np.asarray(pairs)[0, 0])
+  weights = pair_weights((pattern,), q_BLHK, q_BLHK, directions)
+  return _Realized(np.asarray(weights)[0, 0] > 0)
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:
@@ -251,9 +249,10 @@ def _shorter(values):
 
 
 def _of_api():
-  """What `attention` exports, then what defines patterns."""
-  exported = [x for x in vars(attention).values() if inspect.isfunction(x)]
-  exported.sort(key=lambda x: x is not attention.attend)
+  """The functions of `attention` for users, then what defines patterns."""
+  names = "attend as_attention_fn attend_next fill_cache init_cache"
+  names += " describe verify clear_caches"
+  exported = [getattr(attention, name) for name in names.split()]
   of_patterns = "parse", "where", "explicit", "assign", "register"
   named = [getattr(patterns, name) for name in of_patterns]
   parts = dict(attention=exported, names=named)

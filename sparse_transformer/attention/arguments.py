@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,71 +33,85 @@ def check_arrays(
 ) -> tuple[Queries, Keys, jax.Array | None]:
   """The arrays of `attend`, batched, and `first`, once they are checked."""
   arrays = q_BLHK, k_BMGK, v_BMGE
-  for fault in _faults(*arrays, is_slice=first is not None):
-    named = zip("qkv", map(type_of, arrays), strict=True)
-    raise ValueError(f"{fault}, got {', '.join(map(' '.join, named))}")
+  fault = _find_fault(*arrays, is_slice=first is not None)
+  if fault is not None:
+    types = ", ".join(
+      f"{name} {type_of(x)}" for name, x in zip("qkv", arrays, strict=True)
+    )
+    raise ValueError(f"{fault}, got {types}")
+
   is_unbatched = q_BLHK.ndim == 3
-  q, k, v = (
-    jnp.asarray(x)[None] if is_unbatched else jnp.asarray(x) for x in arrays
-  )
-  length, longest = q.shape[1], k.shape[1]
+  q, k, v = map(jnp.asarray, arrays)
+  if is_unbatched:
+    q, k, v = q[None], k[None], v[None]
+  length = q.shape[1]
+  longest = k.shape[1]
   if first is not None:
     why = f", since q has {length} of the {longest} positions of k"
     first = check_index("first", first, longest - length + 1, why)
     first = jnp.asarray(first, jnp.int32)
+
   if segments_BL is None:
     return Queries(q), Keys(k, v), first
   if isinstance(segments_BL, Segments):
-    of_queries, of_keys = (x[..., None] for x in segments_BL)
-    return Queries(q, of_queries), Keys(k, v, of_keys), first
+    query_segments = segments_BL.of_queries[..., None]
+    key_segments = segments_BL.of_keys[..., None]
+    return Queries(q, query_segments), Keys(k, v, key_segments), first
   segments = _check_segments(segments_BL, k.shape[is_unbatched:2])
-  segments = segments[None] if is_unbatched else segments
-  of_keys = of_queries = segments[..., None]
+  if is_unbatched:
+    segments = segments[None]
+  key_segments = query_segments = segments[..., None]
   if first is not None:
-    of_queries = lax.dynamic_slice_in_dim(of_keys, first, length, 1)
-  return Queries(q, of_queries), Keys(k, v, of_keys), first
+    query_segments = lax.dynamic_slice_in_dim(key_segments, first, length, 1)
+  return Queries(q, query_segments), Keys(k, v, key_segments), first
 
 
-def _faults(q: Any, k: Any, v: Any, is_slice: bool) -> Iterator[str]:
-  """What is wrong with queries, keys and values; the first counts."""
+def _find_fault(q, k, v, is_slice):
+  """What is wrong with queries, keys and values; None if nothing is."""
   arrays = q, k, v
   if not all(isinstance(x, jax.Array | np.ndarray) for x in arrays):
-    yield "q, k, v must be arrays"
+    return "q, k, v must be arrays"
   dtypes = [str(x.dtype) for x in arrays]
   if not {*dtypes} <= {*DTYPES} or dtypes[0] != dtypes[1]:
     known = ", ".join(DTYPES)
-    yield f"q, k, v must be among {known}, and q and k of the same dtype"
+    return f"q, k, v must be among {known}, and q and k of the same dtype"
+
   if {x.ndim for x in arrays} not in ({3}, {4}):
-    yield "q, k, v must be [batch, n, heads, width], or all without batch"
-  *batch, length, num_heads, width = q.shape
-  *_, longest, num_key_heads, _ = k.shape
-  if not all(isinstance(i, int) for x in arrays for i in x.shape[-3:]):
-    yield "only the batch may be symbolic"
+    return "q, k, v must be [batch, n, heads, width], or all without batch"
+  sizes = [size for x in arrays for size in x.shape[-3:]]
+  if not all(isinstance(size, int) for size in sizes):
+    return "only the batch may be symbolic"
   if not all((*q.shape, *v.shape)):
-    yield "q, k, v must not be empty"
-  of_keys = [*k.shape[:-3], k.shape[-1]]
-  if k.shape[:-1] != v.shape[:-1] or of_keys != [*batch, width]:
-    yield (
+    return "q, k, v must not be empty"
+
+  *batch, length, num_heads, width = q.shape
+  *key_batch, longest, num_key_heads, key_width = k.shape
+  is_alike = key_batch == batch and key_width == width
+  if not is_alike or k.shape[:-1] != v.shape[:-1]:
+    return (
       "q and k must have the same shape but for heads, and v may differ from k"
       " in width only"
     )
   if length > longest or length < longest and not is_slice:
-    yield (
+    return (
       f"q has {length} positions and k {longest}; cross-attention between"
       " sequences of different lengths is not supported; for queries at some"
       " positions of the keys, pass attend(..., first=), the position of the"
       " first query"
     )
   if num_heads % num_key_heads:
-    yield (
+    return (
       f"the {num_key_heads} heads of k and v must divide the {num_heads} heads"
       " of q"
     )
+  return None
 
 
-def _check_segments(given, shape):
+def _check_segments(segments, shape):
   """Segments as int32; a ValueError unless they are integers of a shape."""
-  x = given if isinstance(given, jax.Array) else np.asarray(given)
+  x = segments
+  if not isinstance(x, jax.Array):
+    x = np.asarray(x)
   is_valid = x.shape == shape and x.dtype.kind in "iu"
   if is_valid and x.dtype.itemsize > 4:
     is_known = not isinstance(x, jax.core.Tracer)
@@ -150,9 +164,9 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
   # So that float32 holds their products and quotients.
   sizes = [abs(x) for x in (factor or 0, cap)]
   if not all(x == 0 or 1e-18 <= x <= 1e18 for x in sizes) or cap < 0:
-    given = " ".join(f"{scale=} and {softcap=}".split())
+    words = " ".join(f"{scale=} and {softcap=}".split())
     raise ValueError(
-      f"{shorten(given)} must each be 0, or a number from 1e-18 to 1e18 in size"
+      f"{shorten(words)} must each be 0, or a number from 1e-18 to 1e18 in size"
       " that is known before tracing, and softcap not negative, 0 for none; for"
       " a traced scale, multiply q by it"
     )
@@ -174,8 +188,9 @@ def patterns_of_heads(
   patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
 ) -> tuple[Pattern, ...]:
   """The patterns of `attend`, one per head; a ValueError if any is invalid."""
-  given = read_patterns(patterns)
-  heads = given if isinstance(given, tuple) else (given,) * num_heads
+  heads = read_patterns(patterns)
+  if not isinstance(heads, tuple):
+    heads = (heads,) * num_heads
   if len(heads) != num_heads:
     raise ValueError(
       f"{len(heads)} patterns for {num_heads} heads; pass one per head, or"
@@ -195,21 +210,22 @@ def read_patterns(
   return _pattern_of(patterns)
 
 
-def _pattern_of(given):
-  if isinstance(given, Pattern):
-    return given
-  if not isinstance(given, str):
+def _pattern_of(pattern):
+  """A pattern, or the one that a text names."""
+  if isinstance(pattern, Pattern):
+    return pattern
+  if not isinstance(pattern, str):
     raise ValueError(
-      f"{shorten(repr(given))} is not a pattern: pass one, as a Pattern or as"
+      f"{shorten(repr(pattern))} is not a pattern: pass one, as a Pattern or as"
       " text, or a tuple with one per head"
     )
-  pattern, *others = (head for factor in parse(given) for head in factor)
-  if others:
+  named = [head for factor in parse(pattern) for head in factor]
+  if len(named) > 1:
     raise ValueError(
-      f"{shorten(given)!r} lists {1 + len(others)} patterns; pass a list, one"
-      " per head"
+      f"{shorten(pattern)!r} lists {len(named)} patterns; pass a list, one per"
+      " head"
     )
-  return pattern
+  return named[0]
 
 
 def check_tile(tile: int, length: int) -> int:

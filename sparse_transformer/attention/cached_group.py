@@ -59,6 +59,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       " step; use a causal pattern"
     )
   last = analysis.last_readers(kept, n)
+  # A slot is free once its key has had its last reader.
   slots = np.full(n, -1, np.int32)
   size = 0
   freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
@@ -162,28 +163,33 @@ class Group:
     batch, num_heads, width = q_BHK.shape
     dtype = np.promote_types(q_BHK.dtype, np.float32)
     weights = self._weights(layer, t, self._own(directions), dtype)
-    k, v = self.k[layer], self.v[layer]
+    k = self.k[layer]
+    v = self.v[layer]
 
     # Where few slots have keys of the query, only those are read.
     num_keys = max(1, self.plan.most_keys)  # a maximum needs one
     is_same_for_all = weights.shape[:2] == (1, 1)
     if is_same_for_all and 2 * num_keys <= self.plan.size:
       weights, slots = lax.top_k(weights, num_keys)
-      k = jnp.moveaxis(self.k[layer, :, :, slots[0, 0]], 0, 2)
-      v = jnp.moveaxis(self.v[layer, :, :, slots[0, 0]], 0, 2)
+      slots = slots[0, 0]
+      k = jnp.moveaxis(self.k[layer, :, :, slots], 0, 2)
+      v = jnp.moveaxis(self.v[layer, :, :, slots], 0, 2)
 
     num_key_heads = k.shape[1]
     group = num_heads // num_key_heads
     shape = (num_key_heads, group) if weights.shape[1] > 1 else (1, 1)
     weights = weights.reshape(1, len(weights), *shape, -1)
     has_span = spans_lib.span_of(self.pattern) is not None
+    q = q_BHK.astype(dtype)
     out, lse = online_softmax.softmax(
-      q_BHK.astype(dtype).reshape(1, batch, num_key_heads, group, width),
+      q.reshape(1, batch, num_key_heads, group, width),
       contract.Keys(k[None].astype(dtype), v[None].astype(dtype)),
       (weights > 0, weights if has_span else None),
       scores,
     )
-    return out.reshape(batch, num_heads, -1), lse.reshape(batch, num_heads)
+    out = out.reshape(batch, num_heads, -1)
+    lse = lse.reshape(batch, num_heads)
+    return out, lse
 
   def _own(self, directions):
     """The directions of these heads."""

@@ -211,7 +211,7 @@ def attend_next(
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
   scores = arguments.check_scores(scale, softcap)
   directions = directions or {}
-  t = jnp.asarray(t, jnp.int32)
+  t = jnp.asarray(t, jnp.int32)  # so that one program serves all positions
 
   arrays = [x[:, None] for x in (q_BHK, k_BGK, v_BGE)]
   groups, outs, lses = [], [], []

@@ -140,6 +140,7 @@ def attend(
   if first is not None:
     _check_slice(request)
 
+  # Each device is asked for its own sequences and heads.
   arrays = queries, keys, directions, first
   # Loops that are run eagerly would be compiled at each call.
   run = _on_devices_compiled if _are_concrete(arrays) else _on_devices

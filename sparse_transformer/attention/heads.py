@@ -34,9 +34,10 @@ def key_heads(heads: Heads, group: int) -> Heads:
   for size in range(group, 0, -1):
     if len(heads) % size == 0:
       rows = shared.reshape(-1, size)
-      if (rows == rows[:, :1]).all():
+      firsts = rows[:, 0]
+      if (rows == firsts[:, None]).all():
         break
-  return tuple(rows[:, 0].tolist())
+  return tuple(firsts.tolist())
 
 
 def request_of(request: Request, pattern: Pattern, heads: Heads) -> Request:
@@ -83,8 +84,11 @@ def add_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
     return x_BLH + new_BLH
 
   # A head that occurs several times: a sum has an order, a scatter may not.
-  distinct, counts = np.unique(index, return_counts=True)
-  if counts.max() > 1:
-    sums = [new_BLH[:, :, index == head].sum(2) for head in distinct]
+  distinct = np.unique(index)
+  if len(distinct) < len(index):
+    sums = []
+    for head in distinct:
+      own_BLH = new_BLH[:, :, index == head]
+      sums.append(own_BLH.sum(2))
     new_BLH = jnp.stack(sums, axis=2)
   return x_BLH.at[:, :, distinct].add(new_BLH)

@@ -102,23 +102,26 @@ class Orders(Arrangement):
     rows = [_join_heads(x) for x in arrays]
     by_order = [order.arrange(*rows) for order in self.orders]
     arranged = []
-    for x, *pieces in zip(arrays, *by_order, strict=True):
-      joined = jnp.concatenate(pieces, 1) if len(pieces) > 1 else pieces[0]
+    for i, x in enumerate(arrays):
+      pieces = [pieces_of[i] for pieces_of in by_order]
+      joined = pieces[0]
+      if len(pieces) > 1:
+        joined = jnp.concatenate(pieces, 1)
       arranged.append(_split_heads(joined, x))
     return tuple(arranged)
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Undoes `arrange` for gradients: adds up all places of a position."""
-    ends = np.cumsum([len(order.rows) for order in self.orders])[:-1]
+    sizes = [len(order.rows) for order in self.orders]
+    ends = np.cumsum(sizes)[:-1]
     restored: list[jax.Array] = []
     for x in arrays:
       # In turn, so that only one of them needs memory at a time.
       x, restored = lax.optimization_barrier((x, restored))
       pieces = jnp.split(_join_heads(x), ends, 1)
-      sums = [
-        order.restore(piece)[0]
-        for order, piece in zip(self.orders, pieces, strict=True)
-      ]
+      sums: list[jax.Array] = []
+      for order, piece in zip(self.orders, pieces, strict=True):
+        sums += order.restore(piece)
       total = functools.reduce(jnp.add, sums)
       restored.append(_split_heads(total, x))
     return tuple(restored)
@@ -139,7 +142,8 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   Keys after the last tile that is processed are left out if they are at least
   half of all; fewer do not pay for the copy that pads their gradients.
   """
-  num_rows = -(-len(layout.query_order) // layout.tile)
+  n = len(layout.query_order)
+  num_rows = -(-n // layout.tile)
   num_cols = max(layout.cols, default=0) + 1
   if num_cols > num_rows // 2:
     num_cols = num_rows

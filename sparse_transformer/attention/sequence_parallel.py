@@ -95,7 +95,10 @@ def _find_messages(counts):
   """(sizes, shifts) of messages by which devices read counts[to, from]."""
   num_devices = len(counts)
   device = np.arange(num_devices)
-  longest = [int(counts[device, device - shift].max()) for shift in device]
+  longest = []
+  for shift in range(num_devices):
+    read = counts[device, device - shift]
+    longest.append(int(read.max()))
   shifts = tuple(np.flatnonzero(longest).tolist())
 
   # A message to each device, all as long as the longest, is one operation.
@@ -164,11 +167,15 @@ class Exchange(Arrangement):
     if route.shifts is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
     num_devices = len(route.sent)
-    messages = jnp.split(x_BL, np.cumsum(route.sizes)[:-1], axis=1)
+    ends = np.cumsum(route.sizes)
+    messages = jnp.split(x_BL, ends[:-1], axis=1)
     came = []
     for message, shift in zip(messages, route.shifts, strict=True):
-      to = [(i, (i + step * shift) % num_devices) for i in range(num_devices)]
-      came.append(lax.ppermute(message, self.axes, to))
+      to_of = []
+      for device in range(num_devices):
+        to = (device + step * shift) % num_devices
+        to_of.append((device, to))
+      came.append(lax.ppermute(message, self.axes, to_of))
     return jnp.concatenate(came, 1)
 
 
@@ -244,12 +251,14 @@ def slice_part(part: Pattern, n: int, tile: int, num_devices: int) -> Slices:
   num_rows = -(-n // (tile * num_devices))  # tiles of queries of a device
   device, rows = np.divmod(layout.rows, num_rows)
 
+  # Who computes which queries, and the keys that these need.
   dealt = np.arange(num_devices * num_rows)
   query_positions = _positions(layout.query_order, dealt, tile)
   queries = find_route(query_positions.reshape(num_devices, -1), own)
   key_positions, cols = _keys(part, layout, device, num_devices, own)
   keys = find_route(key_positions, own)
 
+  # The tiles of each device, sorted by row as a layout's are.
   order = np.lexsort((rows, device))
   ends = np.searchsorted(device[order], range(1, num_devices))
   layouts = []
@@ -330,6 +339,7 @@ def plan_device(
     tile = _divisor_tile(executor, part, of_part, own)
     slices = slice_part(part, request.length, tile, num_devices)
 
+    # All keys for some heads, where slices would need nearly all keys as well.
     can_split_heads = of_part.num_key_heads % num_devices == 0
     if slices.received > own and can_split_heads:
       for plan in _plan_heads(executor, part, of_part):
@@ -351,6 +361,7 @@ def plan_device(
 
 def _divisor_tile(executor, part, request, own):
   """A tile that divides a device's `own` positions, unless it is too small."""
+  # Tiles within a device's positions are not padded.
   tile = executor.tile_size(part, request)
   divisor = math.gcd(tile, own)
   return divisor if divisor >= min(tile, executor.smallest_tile) else tile

@@ -105,6 +105,7 @@ def on_any_mesh(
   single = [axis for axis in mesh.auto_axes if mesh.shape[axis] == 1]
   sequences = (*split.sequences, *_without(single, named))
   spec = split._replace(sequences=sequences).spec
+
   inputs = (*arrays, others)
   in_specs = (*[spec] * len(arrays), specs)
   if mesh.explicit_axes:
@@ -131,12 +132,17 @@ def _reshard(mesh, inputs, specs):
   others = {*mesh.axis_names} - {*mesh.explicit_axes}
 
   def reshard(spec, tree):
-    explicit = [_without(_axes(entry), others) or None for entry in spec]
-    sharding = NamedSharding(mesh, PartitionSpec(*explicit))
+    explicit = [_without(_axes(entry), others) for entry in spec]
+    spec = PartitionSpec(*(axes or None for axes in explicit))
+    sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.sharding.reshard(x, sharding), tree)
 
-  is_spec = lambda x: isinstance(x, PartitionSpec)
-  return jax.tree.map(reshard, specs, inputs, is_leaf=is_spec)
+  return jax.tree.map(
+    reshard,
+    specs,
+    inputs,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )
 
 
 def _varying_alike(inputs):

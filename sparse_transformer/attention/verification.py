@@ -185,13 +185,17 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   counts = {x: analysis.keys_per_query(x, n) for x in {*request.patterns}}
   counts_LH = np.stack([counts[x] for x in request.patterns], axis=1)
   # Where rows have many keys, float16 does not hold as much.
-  is_narrow = request.dtype == "float16"
-  limit = np.finfo(np.float16).max if is_narrow else np.inf
-  dout[-1] = (dout[-1] * counts_LH[:, :, None]).clip(-limit, limit)
-  dlse[-1] = np.sign(dlse[-1]) * counts_LH * (4 * np.sqrt(width))
+  limit = np.inf
+  if request.dtype == "float16":
+    limit = float(np.finfo(np.float16).max)
+  scaled = dout[-1] * counts_LH[:, :, None]
+  dout[-1] = scaled.clip(-limit, limit)
+  signs = np.sign(dlse[-1])
+  dlse[-1] = signs * counts_LH * (4 * np.sqrt(width))
 
   dtype = jnp.dtype(request.dtype)
-  return *(x.astype(dtype) for x in (q, k, v, dout)), dlse
+  rounded = [x.astype(dtype) for x in (q, k, v, dout)]
+  return *rounded, dlse
 
 
 def compare(
@@ -208,12 +212,15 @@ def compare(
     axes = (1, *range(3, y.ndim))
     limit = TOLERANCES.get(dtype, 2e-5)
     with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
-      error = np.abs(np.asarray(x).astype(np.float64) - y).max(axes)
+      difference = np.asarray(x).astype(np.float64) - y
+      error = np.abs(difference).max(axes)
       if name == "lse":
         limit = LSE_TOLERANCE
       else:
-        error /= np.maximum(np.abs(y).max(axes), 1e-6)
-      errors[name] = float((error / np.array(ALLOWED)[:, None]).max())
+        largest = np.abs(y).max(axes)
+        error /= np.maximum(largest, 1e-6)
+      error /= np.array(ALLOWED)[:, None]
+      errors[name] = float(error.max())
     if not errors[name] <= limit:
       faults.append(f"error of {name} {errors[name]:.2g}, above {limit:g}")
   return errors, faults

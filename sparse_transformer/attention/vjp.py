@@ -88,6 +88,7 @@ run_plans.defvjp(_forward, _backward)
 
 def _plan(executor, request, queries, keys, spans_H, runtime_tables, first):
   """All plans, with what runs each and for which heads."""
+  # Static pairs: their tables are known while the program is traced.
   static = binding.static_parts(request.patterns)
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()

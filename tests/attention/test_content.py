@@ -14,9 +14,8 @@ from helpers import content, executor_laws as laws, networks
 from helpers.cases import soak
 from helpers.errors import refused
 
-from sparse_transformer.attention import attend
-from sparse_transformer.attention.content import binding, found_tiles
-from sparse_transformer.attention.contract import Keys, Queries
+from sparse_transformer.attention import attend, pair_weights
+from sparse_transformer.attention.content import found_tiles
 from sparse_transformer.patterns import (
   LSH,
   AdaptiveSpan,
@@ -46,8 +45,7 @@ WIDTH = 8  # of queries and keys
 
 @functools.partial(jax.jit, static_argnames="heads")
 def realize(q, k, heads):
-  arrays = Queries(q), Keys(k, k)
-  return binding.realize(heads, *arrays, laws.directions_of(heads))
+  return pair_weights(heads, q, k, laws.directions_of(heads)) > 0
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))

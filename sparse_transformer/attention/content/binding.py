@@ -1,8 +1,5 @@
 """The pairs of content-based patterns, for given arrays.
 
-Labels of positions are named, so that rematerialization can keep them instead
-of deciding again, perhaps differently.
-
 In all functions, `patterns` has one pattern per head, `directions` is as in
 `attention.attend`, and `bound` is what `bind` returns.
 """
@@ -68,6 +65,7 @@ def bind(
       given = directions.get(content)
       if given is not None and len(given) > 1:
         given = given[index]
+      # Rematerialization keeps them: decided again, they could differ.
       decided = labels(content, q_BLHK, k_BMGK, given, segments=segments)
       decided = checkpoint_name(decided, contract.SAVED_NAMES[-1])
       sets.append(content.sets(decided, key_segments))
@@ -145,6 +143,7 @@ def plan_found(
   tile: int,
 ) -> contract.Plans:
   """The plans of the disjoint parts that are not static, see `prepare`."""
+  # Parts that share a set share its tables.
   bound, tables = runtime_tables
   table_of = dict(zip(_sets(bound), tables, strict=True))
   by_pattern = with_content(patterns).items()
@@ -185,6 +184,7 @@ def count_scores(
       steps = plan.tables.steps(plan, queries, keys, request.platform)
       counts.append((steps.name, plan.tile, steps.scores))
 
+  # Shapes suffice: nothing is computed.
   one_head = request.batch or 1, request.length, 1, request.qk_width
   jax.eval_shape(count, jax.ShapeDtypeStruct(one_head, jnp.float32))
   return counts
@@ -214,11 +214,9 @@ def pair_weights(
   """
   queries = Queries(q_BLHK)
   keys = Keys(k_BMGK, k_BMGK)  # values do not matter
-  mask_BHLM = realize(patterns, queries, keys, directions)
-  at = np.arange(k_BMGK.shape[1])
-  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
+  mask_BHLM, weights_HLM = realize(patterns, queries, keys, directions)
   if weights_HLM is None:
-    return mask_BHLM.astype(jnp.float32)
+    weights_HLM = jnp.ones((1, 1, 1))
   return jnp.where(mask_BHLM, weights_HLM[None], 0)
 
 
@@ -227,8 +225,11 @@ def realize(
   queries: Queries,
   keys: Keys,
   directions: Directions,
-) -> jax.Array:
-  """The pairs: bool [B, H, L, M]; B is 1 if all patterns are static."""
+) -> tuple[jax.Array, jax.Array | None]:
+  """(the pairs, bool [B, H, L, M]; their weights [H, L, M]; None for 1).
+
+  B is 1 if all patterns are static.
+  """
   bound = bind(patterns, queries, keys, directions)
   heads_bound = [pattern.support() for pattern in patterns]
   by_pattern = with_content(patterns).items()
@@ -247,7 +248,8 @@ def realize(
   mask_BHLM = jnp.concatenate(masks, axis=1)
 
   at = np.arange(n)
-  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at)
-  if weights_HLM is None:
-    return mask_BHLM
-  return mask_BHLM & (weights_HLM != 0)[None]
+  dtype = np.promote_types(queries.q.dtype, np.float32)
+  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at, dtype)
+  if weights_HLM is not None:
+    mask_BHLM &= (weights_HLM != 0)[None]
+  return mask_BHLM, weights_HLM

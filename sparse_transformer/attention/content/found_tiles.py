@@ -104,12 +104,14 @@ def _lay_out_chosen(pairs, tile):
   labels = labels.reshape(batch * num_heads, n * num_choices)
   groups = group_by_label(labels, num_blocks, tile)
   choices = groups.entries.reshape(batch, num_heads, -1, tile)
+  queries = choices // num_choices
 
-  at = jnp.arange(num_blocks * size, dtype=jnp.int32)
+  num_keys = num_blocks * size
+  at = jnp.arange(num_keys, dtype=jnp.int32)
   keys = jnp.where(at < n, at, -1)
   return TileTables(
-    queries=jnp.where(choices < 0, -1, choices // num_choices),
-    keys=jnp.broadcast_to(keys, (batch, num_heads, len(at))),
+    queries=jnp.where(choices < 0, -1, queries),
+    keys=jnp.broadcast_to(keys, (batch, num_heads, num_keys)),
     blocks=groups.labels.reshape(batch, num_heads, -1),
     places=groups.slots.reshape(batch, num_heads, n, num_choices),
     num_blocks=num_blocks,
@@ -255,9 +257,10 @@ class _Windows(_Steps):
     self.behind = self.span - 1  # tiles
     num_keys = self.span * plan.tile
     super().__init__(plan, queries, keys, platform, num_keys)
-    batch, num_heads, _ = self.tables.keys.shape
-    tiles = self.tables.keys.reshape(batch, num_heads, -1, self.tile)
-    self.at = _pad_tiles(tiles, 0, self.missing, -1)
+    at = self.tables.keys
+    batch, num_heads, _ = at.shape
+    at = at.reshape(batch, num_heads, -1, self.tile)
+    self.at = _pad_tiles(at, 0, self.missing, -1)
 
   def take(self, i, x_BHVT):
     tiles = self._now(x_BHVT, i, self.behind)
@@ -280,14 +283,18 @@ class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
   def __init__(self, plan, queries, keys, platform):
-    batch, num_heads, num_keys = plan.tables.keys.shape
+    at = plan.tables.keys
+    batch, num_heads, num_keys = at.shape
     self.num_blocks = plan.tables.num_blocks
     size = num_keys // self.num_blocks
     super().__init__(plan, queries, keys, platform, size)
-    nowhere = self.num_blocks
-    self.blocks = _pad_tiles(self.tables.blocks, 0, self.missing, nowhere)
-    shape = batch, num_heads, self.num_blocks, size
-    self.at = self.tables.keys.reshape(shape)
+    self.at = at.reshape(batch, num_heads, self.num_blocks, size)
+    self.blocks = _pad_tiles(
+      self.tables.blocks,
+      before=0,
+      after=self.missing,
+      fill=self.num_blocks,  # nowhere
+    )
 
   def take(self, i, x_BHM):
     at = self._now(self.blocks, i)
@@ -315,17 +322,21 @@ class _Blocks(_Steps):
     # end up at the last one, and all others nowhere.
     length = 1
     while length < self.size:
+      later_at = at[..., length:]
+      is_same = later_at == at[..., :-length]
+      is_same = is_same[..., None, None]
       earlier = new_BHAS[:, :, :-length]
-      is_same = at[..., length:] == at[..., :-length]
-      added = jnp.where(is_same[..., None, None], earlier, 0)
+      added = jnp.where(is_same, earlier, 0)
       new_BHAS = new_BHAS + _pad_tiles(added, length)
       length *= 2
 
     is_last = at[..., 1:] != at[..., :-1]
     is_last = _pad_tiles(is_last, 0, 1, True)
-    is_block = is_last & (at < self.num_blocks)
-    nowhere = self.num_blocks + jnp.arange(self.size, dtype=at.dtype)
-    return jnp.where(is_block, at, nowhere[None, None]), new_BHAS
+    is_block = at < self.num_blocks
+    number = jnp.arange(self.size, dtype=at.dtype)
+    nowhere = self.num_blocks + number[None, None]
+    at = jnp.where(is_last & is_block, at, nowhere)
+    return at, new_BHAS
 
   def restore_keys(self, *arrays):
     results = []

@@ -38,27 +38,38 @@ def _group_row(labels_E, num, tile):
   size = len(labels_E)
   num_tiles = most_tiles(size, num, tile)
   sorted_E, order_E = _sort(labels_E, num)
+
   # The sorted entries with label c are those from first[c] to last[c] - 1, and
   # fill the tiles from start[c] to end[c] - 1.
   bounds = _search(sorted_E, jnp.arange(num + 1), "left")
-  first, last = bounds[:-1], bounds[1:]
+  first = bounds[:-1]
+  last = bounds[1:]
   count = -(-(last - first) // tile)
   end = jnp.cumsum(count, dtype=jnp.int32)
   start = end - count
 
+  # What is in each tile.
   tiles_V = jnp.arange(num_tiles, dtype=jnp.int32)
   labels_V = _search(end, tiles_V, "right")
-  rank_V = (tiles_V - _at(start, labels_V)) * tile + _at(first, labels_V)
-  rank_VT = rank_V[:, None] + jnp.arange(tile, dtype=jnp.int32)[None]
-  is_real = (rank_VT < _at(last, labels_V)[:, None]) & (labels_V < num)[:, None]
-  entries_VT = jnp.where(is_real, _at(order_E, rank_VT), -1)
+  tile_of_label_V = tiles_V - _at(start, labels_V)
+  rank_V = tile_of_label_V * tile + _at(first, labels_V)
+  place_T = jnp.arange(tile, dtype=jnp.int32)
+  rank_VT = rank_V[:, None] + place_T[None]
+  stop_V = _at(last, labels_V)
+  is_entry_VT = rank_VT < stop_V[:, None]
+  is_label_V = labels_V < num
+  is_entry_VT &= is_label_V[:, None]
+  entries_VT = _at(order_E, rank_VT)
+  entries_VT = jnp.where(is_entry_VT, entries_VT, -1)
 
-  slots_E = jnp.arange(size, dtype=jnp.int32) - _at(first, sorted_E)
-  slots_E = slots_E + _at(start, sorted_E) * tile
+  # Where each entry is.
+  number_E = jnp.arange(size, dtype=jnp.int32)
+  number_E = number_E - _at(first, sorted_E)
+  slots_E = number_E + _at(start, sorted_E) * tile
   slots_E = jnp.where(sorted_E < num, slots_E, num_tiles * tile)
   nowhere = jnp.zeros_like(slots_E)
   slots_E = nowhere.at[order_E].set(slots_E, unique_indices=True)
-  return Groups(entries_VT, labels_V, slots_E)
+  return Groups(entries=entries_VT, labels=labels_V, slots=slots_E)
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:

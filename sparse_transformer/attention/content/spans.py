@@ -49,7 +49,8 @@ def spans_of_heads(
   spans = []
   for head, span in enumerate(map(span_of, patterns)):
     given = jnp.zeros(1) if span is None else jnp.asarray(directions[span])
-    spans.append(given[head if len(given) > 1 else 0].astype(dtype))
+    index = head if len(given) > 1 else 0
+    spans.append(given[index].astype(dtype))
   return jnp.stack(spans)
 
 
@@ -64,13 +65,16 @@ def weights(
   spans_H = spans_of_heads(patterns, directions, dtype)
   if spans_H is None:
     return None
+  distance = q - k
   rows = []
   for head, pattern in enumerate(patterns):
-    row = jnp.ones((q - k).shape, spans_H.dtype)
-    if (span := span_of(pattern)) is not None:
-      ramp = span.weights(spans_H[head], q - k)
+    row = jnp.ones(distance.shape, spans_H.dtype)
+    span = span_of(pattern)
+    if span is not None:
+      ramp = span.weights(spans_H[head], distance)
       for part in pattern.split()[1]:
-        row = jnp.where(part.support().mask(q, k), ramp, row)
+        has_span = part.support().mask(q, k)
+        row = jnp.where(has_span, ramp, row)
     rows.append(row)
   return jnp.stack(rows)
 
@@ -95,15 +99,22 @@ def span_plans(
   """The plans of the parts with spans; a tile of 0 is the default."""
   if spans_H is None:
     return []
-  parts = [() if span_of(p) is None else p.split()[1] for p in patterns]
-  found = []
-  for part, heads in group_heads(parts).items():
+  parts_H = []
+  for pattern in patterns:
+    _, parts = pattern.split()
+    parts_H.append(() if span_of(pattern) is None else parts)
+
+  plans = []
+  for part, heads in group_heads(parts_H).items():
     (span,) = part.contents()
-    condition = None if part == span else part.support()
-    tables = SpanTables(spans_H[index_of(heads, len(patterns))], span)
-    plan = contract.Plan(condition, min(tile or TILE, n), tables)
-    found.append((plan, heads))
-  return found
+    own_spans_H = spans_H[index_of(heads, len(patterns))]
+    plan = contract.Plan(
+      pattern=None if part == span else part.support(),
+      tile=min(tile or TILE, n),
+      tables=SpanTables(own_spans_H, span),
+    )
+    plans.append((plan, heads))
+  return plans
 
 
 class _Walk(online_softmax.TileLoop):
@@ -117,34 +128,42 @@ class _Walk(online_softmax.TileLoop):
   def __init__(self, plan, queries, keys, platform):
     del keys  # in the same order
     batch, self.n, self.num_heads, _ = queries.q.shape
-    self.tile, self.condition = plan.tile, plan.pattern
-    self.spans, self.pattern = plan.tables.spans, plan.tables.pattern
-    limit = CPU_SCORES if platform == "cpu" else found_tiles.SCORES
-    num_tiles = -(-self.n // self.tile)
+    self.tile = plan.tile
+    self.condition = plan.pattern
+    self.spans = plan.tables.spans
+    self.pattern = plan.tables.pattern
+
     # The number of groups of a head, and their tiles.
     self.times, self.size = found_tiles.cut(
-      num_tiles, batch, self.tile**2, limit
+      num_tiles=-(-self.n // self.tile),
+      batch=batch,
+      scores=self.tile**2,
+      limit=CPU_SCORES if platform == "cpu" else found_tiles.SCORES,
     )
     self.num = self.times * self.num_heads
-    self.most = -(-(self.pattern.most_keys(self.n) - 1) // self.tile)
+    longest = self.pattern.most_keys(self.n) - 1
+    self.most = -(-longest // self.tile)
     # Scores for the longest spans, per sequence and head.
     last = (np.arange(self.times) + 1) * self.size - 1
-    steps = int((np.minimum(self.most, last) + 1).sum())
-    self.scores = steps * self.size * self.tile**2
+    num_steps = int((np.minimum(self.most, last) + 1).sum())
+    self.scores = num_steps * self.size * self.tile**2
 
   def bounds(self, i):
     end = self.pattern.end(self.spans[i // self.times])
     reach = jnp.ceil(end).astype(jnp.int32) - 1
-    last = jnp.minimum(self.most, self._first(i) + self.size - 1)
+    last_tile = self._first(i) + self.size - 1
+    last = jnp.minimum(self.most, last_tile)
     return 0, jnp.clip(-(-reach // self.tile), 0, last) + 1
 
   def pairs(self, i, ago):
-    tiles = (self._first(i) + jnp.arange(self.size)).reshape(1, 1, -1, 1, 1)
+    tiles_A = self._first(i) + jnp.arange(self.size)
+    tiles = tiles_A.reshape(1, 1, -1, 1, 1)
     mask = tiles >= ago
     if self.condition is not None:
-      places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
-      q_at = tiles * self.tile + places.swapaxes(3, 4)
-      k_at = (tiles - ago) * self.tile + places
+      k_places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
+      q_places = k_places.swapaxes(3, 4)
+      q_at = tiles * self.tile + q_places
+      k_at = (tiles - ago) * self.tile + k_places
       mask &= self.condition.mask(q_at, k_at)
     weights = self._weights(self.spans, i, ago)
     return mask & (weights > 0), weights
@@ -156,33 +175,46 @@ class _Walk(online_softmax.TileLoop):
   def _weights(self, spans_H, i, ago):
     """The weights of pairs, [1, 1, 1, T, S]."""
     places = np.arange(self.tile)
-    distance = ago * self.tile + (places[:, None] - places)[None, None, None]
+    within = (places[:, None] - places)[None, None, None]
+    distance = ago * self.tile + within
     weights = self.pattern.weights(spans_H[i // self.times], distance)
-    return jnp.where(self.pattern.support().mask(distance, 0), weights, 0)
+    in_support = self.pattern.support().mask(distance, 0)
+    return jnp.where(in_support, weights, 0)
 
   def arrange_queries(self, *arrays, before=0):
     """Arrays by head, in tiles: [B, H, V, T, ...]."""
-    after = self.times * self.size * self.tile - self.n
-    pads = (0, 0), (before * self.tile, after)
+    num_tiles = self.times * self.size
+    behind = before * self.tile
+    missing = num_tiles * self.tile - self.n
 
-    def of_array(x_BLH):
-      x = jnp.pad(x_BLH, (*pads, *[(0, 0)] * (x_BLH.ndim - 2))).swapaxes(1, 2)
-      return x.reshape(*x.shape[:2], -1, self.tile, *x.shape[3:])
+    def cut_tiles(x_BLH):
+      batch, _, num_heads, *rest = x_BLH.shape
+      pads = [(0, 0)] * x_BLH.ndim
+      pads[1] = behind, missing
+      x_BHL = jnp.pad(x_BLH, pads).swapaxes(1, 2)
+      shape = batch, num_heads, -1, self.tile
+      return x_BHL.reshape(*shape, *rest)
 
-    return tuple(map(of_array, arrays))
+    return tuple(map(cut_tiles, arrays))
 
   def arrange_keys(self, *arrays):
     return self.arrange_queries(*arrays, before=self.most)
 
   def restore_queries(self, *arrays):
-    rows = (x.reshape(*x.shape[:2], -1, *x.shape[4:]) for x in arrays)
-    return tuple(x[:, :, : self.n].swapaxes(1, 2) for x in rows)
+    results = []
+    for x in arrays:
+      batch, num_heads, _, _, *rest = x.shape
+      x_BHL = x.reshape(batch, num_heads, -1, *rest)
+      results.append(x_BHL[:, :, : self.n].swapaxes(1, 2))
+    return tuple(results)
 
   def restore_keys(self, *arrays):
-    return self.restore_queries(*(x[:, :, self.most :] for x in arrays))
+    own = (x[:, :, self.most :] for x in arrays)
+    return self.restore_queries(*own)
 
   def queries(self, i, *arrays):
-    return tuple(self._take(i, self._first(i), x) for x in arrays)
+    first = self._first(i)
+    return tuple(self._take(i, first, x) for x in arrays)
 
   def keys(self, i, ago, *arrays):
     first = self.most + self._first(i) - ago
@@ -195,19 +227,21 @@ class _Walk(online_softmax.TileLoop):
   def add(self, i, ago, x_BGVT, new):
     first = self.most + self._first(i) - ago
     new = self._take(i, first, x_BGVT) + new
-    return lax.dynamic_update_slice(x_BGVT, new, self._starts(i, first, x_BGVT))
+    starts = self._starts(i, first, x_BGVT)
+    return lax.dynamic_update_slice(x_BGVT, new, starts)
 
   def _first(self, i):
     return i % self.times * self.size
 
   def _take(self, i, first, x_BGVT):
     """A group's tiles of its head from the `first` on: [B, 1, A, T, ...]."""
-    b, _, _, *rest = x_BGVT.shape
+    batch, _, _, *rest = x_BGVT.shape
     starts = self._starts(i, first, x_BGVT)
-    return lax.dynamic_slice(x_BGVT, starts, (b, 1, self.size, *rest))
+    return lax.dynamic_slice(x_BGVT, starts, (batch, 1, self.size, *rest))
 
   def _starts(self, i, first, x_BGVT):
     """Where these tiles start, on all axes."""
-    head = i // self.times * x_BGVT.shape[1] // self.num_heads
-    starts = 0, head, first, *[0] * (x_BGVT.ndim - 3)
-    return [*map(jnp.int32, starts)]
+    num_key_heads = x_BGVT.shape[1]
+    head = i // self.times * num_key_heads // self.num_heads
+    starts = [0, head, first] + [0] * (x_BGVT.ndim - 3)
+    return [jnp.int32(start) for start in starts]

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import binding, spans
+from sparse_transformer.attention.content import binding
 
 MAX_MASK_BYTES = 2**32
 
@@ -52,12 +52,12 @@ def attend(
       lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
 
-  patterns = request.patterns
   scores = request.scores
   dtype = np.promote_types(queries.q.dtype, np.float32)
   _, num_queries, num_heads, width = queries.q.shape
-  _, num_keys, num_key_heads, _ = keys.k.shape
-  mask_BHLM = binding.realize(patterns, queries, keys, directions)
+  mask_BHLM, weights_HLM = binding.realize(
+    request.patterns, queries, keys, directions
+  )
   if first is not None:
     mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, num_queries, 2)
   if queries.segments is not None and keys.segments is not None:
@@ -65,7 +65,7 @@ def attend(
     mask_BHLM &= queries.segments[:, None] == segments_B11M
 
   # Keys and values of each query head.
-  group = num_heads // num_key_heads
+  group = num_heads // keys.k.shape[2]
   q_BLHK = queries.q.astype(dtype)
   k_BMHK = jnp.repeat(keys.k.astype(dtype), group, 2)
   v_BMHE = jnp.repeat(keys.v.astype(dtype), group, 2)
@@ -80,11 +80,8 @@ def attend(
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  k_at = np.arange(num_keys)
-  q_at = k_at[:, None]
-  span_weights_HLM = spans.weights(patterns, directions, q_at, k_at, dtype)
-  if span_weights_HLM is not None:
-    weights_BHLM = weights_BHLM * span_weights_HLM[None]
+  if weights_HLM is not None:
+    weights_BHLM = weights_BHLM * weights_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   is_empty_BHL1 = sum_BHL1 == 0
   sum_BHL1 = jnp.where(is_empty_BHL1, 1, sum_BHL1)

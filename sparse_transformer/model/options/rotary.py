@@ -39,8 +39,9 @@ def rotate(x_BLHK: jax.Array, positions_L: jax.Array, base: float) -> jax.Array:
   Source: Su et al. 2021, arXiv 2104.09864; they pair neighbors.
 
   >>> x_BLHK = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
-  >>> print(rotate(x_BLHK, jnp.array([1]), base=10_000.0).round(2).ravel())
-  [0.54 0.84]
+  >>> rotated = rotate(x_BLHK, jnp.array([1]), base=10_000.0)
+  >>> [round(float(x), 3) for x in rotated.ravel()]
+  [0.54, 0.841]
   """
   half = x_BLHK.shape[-1] // 2
   exponents_K = np.arange(half, dtype=np.float32) / half

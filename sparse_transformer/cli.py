@@ -88,7 +88,9 @@ def run(
 def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
   """Parses flags of a command on an experiment, whose file --config names."""
   _named_file(argv)
-  fields = (f"{x}={value}: {about}" for x, value, about, _ in schema.table())
+  fields = []
+  for name, default_value, meaning, _ in schema.table():
+    fields.append(f"{name}={default_value}: {meaning}")
   config_flags.DEFINE_config_file(
     "config",
     default,

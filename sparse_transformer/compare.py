@@ -46,19 +46,19 @@ def main(argv: Sequence[str]) -> None:
   trials.run_all(final, parts)
 
   runs = [trials.collected(trial) for trial in final]
-  about = plan.about() | dict(
+  provenance = plan.about() | dict(
     unit=runs[0]["unit"],
     commit=" and ".join(dict.fromkeys(run["commit"] for run in runs)),
     versions=version.packages(),
     command=version.command(),
   )
-  best = record.make_record(about, runs)["rows"][0]["choice"]
+  best = record.make_record(provenance, runs)["rows"][0]["choice"]
   trials.score_all([x for x in final if x.choice == best], "test", parts)
   for trial, run in zip(final, runs, strict=True):
     if trial.choice == best:
       run["test"] = trials.scored(trial, "test")
 
-  made = record.make_record(about, runs, tuning)
+  made = record.make_record(provenance, runs, tuning)
   print(record.render(made))
   record.write_results(plan.root, made)
   print(f"comparison in {plan.root / 'comparison.md'}, its curves in .png")

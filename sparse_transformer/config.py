@@ -134,10 +134,16 @@ def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
   Raises ValueError if config_changes.jsonl is damaged.
   """
   path = pathlib.Path(workdir) / CHANGES
+  if not path.exists():
+    return []
+
+  lines = atomic.read_json(path, lines=True)
   changes = []
   try:
-    for line in atomic.read_json(path, lines=True) if path.exists() else []:
-      fields = {x: (old, new) for x, (old, new) in line["changes"].items()}
+    for line in lines:
+      fields = {}
+      for name, (old, new) in line["changes"].items():
+        fields[name] = old, new
       changes.append((int(line["step"]), fields))
     return changes
   except (TypeError, ValueError, KeyError, AttributeError) as error:

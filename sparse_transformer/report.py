@@ -241,16 +241,16 @@ def _samples(workdir):
 def _config(config):
   defaults = schema.flatten(schema.Config())
   changed = []
-  others = []
+  unchanged = []
   for name, value in schema.flatten(config).items():
     if repr(value) == repr(defaults[name]):
-      others.append((name, repr(value)))
+      unchanged.append((name, repr(value)))
     else:
       changed.append((name, repr(value), repr(defaults[name])))
 
   table = _table(("field", "value", "default"), changed)
   folded = "<summary>Fields with their defaults</summary>"
-  folded += _table(("field", "value"), others)
+  folded += _table(("field", "value"), unchanged)
   return f"{table}<details>{folded}</details>"
 
 

@@ -83,9 +83,9 @@ def _prompts(source, length, labels):
   """The first positions of the sequences to draw, [num, S]; S may be 0."""
   args = flags.FLAGS
   num = args.num
-  given = args.given
+  num_given = args.given
   text = args.prompt
-  if given and text:
+  if num_given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
   if text:
     prompt = _read_prompt(source, text)
@@ -103,16 +103,16 @@ def _prompts(source, length, labels):
   from sparse_transformer.training.evaluation import samples
 
   empty = samples.no_prompts(source, num)
-  if not given:
+  if not num_given:
     return empty
   most = min(length, source.length)
-  if not 0 < given <= most:
+  if not 0 < num_given <= most:
     raise ValueError(
-      f"--given={given} must lie between 1 and the {most} positions of a"
+      f"--given={num_given} must lie between 1 and the {most} positions of a"
       " sequence"
     )
   real = samples.real_examples(source, num)
-  rows = [source.scans.arrange(x, labels)[:given] for x in real]
+  rows = [source.scans.arrange(x, labels)[:num_given] for x in real]
   return np.stack(rows).astype(empty.dtype)
 
 

@@ -60,14 +60,14 @@ def as_attention_fn(
     precision=None,
     qk_attn_weights_einsum=None,
     attn_weights_value_einsum=None,
-    **others,
+    **keywords,
   ):
     refused = dict(
       precision=precision,
       qk_attn_weights_einsum=qk_attn_weights_einsum,
       attn_weights_value_einsum=attn_weights_value_einsum,
     )
-    for name, x in (others | refused).items():
+    for name, x in (keywords | refused).items():
       if x is not None and name not in HARMLESS:
         raise ValueError(f"attend cannot honour {name}; leave it out")
     if dropout_rate > 0 and not deterministic:

@@ -72,7 +72,12 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
     slots[key] = slot
     heapq.heappush(freed, (int(last[key]) + 1, slot))
   slots[slots < 0] = size
-  return CachePlan(slots, last, size, analysis.most_keys(pattern, n))
+  return CachePlan(
+    slots=slots,
+    last=last,
+    size=size,
+    most_keys=analysis.most_keys(pattern, n),
+  )
 
 
 def kept_pairs(pattern: Pattern) -> Pattern:

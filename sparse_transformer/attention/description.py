@@ -84,7 +84,7 @@ def _tiles(pattern, request, backend):
     return [(name, n, n**2)]
 
   tiles = []
-  static, others = pattern.split()
+  static, content_parts = pattern.split()
   if static is not None:
     executor = registry.EXECUTORS[name]
     static_patterns = binding.static_parts(request.patterns)
@@ -93,6 +93,6 @@ def _tiles(pattern, request, backend):
       tile = executor.tile_size(part, static_request)
       num_tiles = analysis.count_tiles(part, n, tile)
       tiles.append((name, tile, tile**2 * num_tiles))
-  if others:
+  if content_parts:
     tiles += binding.count_scores(pattern, request)
   return tiles

@@ -210,7 +210,7 @@ def _on_devices(executor, request, queries, keys, directions, first):
     functools.partial(_on_device, executor, request),
     split,
     arrays=(queries.q, keys.k, keys.v),
-    others=((queries.segments, keys.segments), directions, first),
+    rest=((queries.segments, keys.segments), directions, first),
     specs=(
       PartitionSpec(*split.spec[:2]),
       direction_specs,
@@ -222,9 +222,9 @@ def _on_devices(executor, request, queries, keys, directions, first):
 _on_devices_compiled = jax.jit(_on_devices, static_argnums=(0, 1))
 
 
-def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, others):
+def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, rest):
   """(out_BLHE, lse_BLH) of what a device has."""
-  (query_segments, key_segments), directions, first = others
+  (query_segments, key_segments), directions, first = rest
   queries = contract.Queries(q_BLHK, query_segments)
   keys = contract.Keys(k_BMGK, v_BMGE, key_segments)
   if executor is None:

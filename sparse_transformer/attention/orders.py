@@ -112,19 +112,26 @@ class Orders(Arrangement):
 
   def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Undoes `arrange` for gradients: adds up all places of a position."""
-    sizes = [len(order.rows) for order in self.orders]
-    ends = np.cumsum(sizes)[:-1]
     restored: list[jax.Array] = []
     for x in arrays:
       # In turn, so that only one of them needs memory at a time.
       x, restored = lax.optimization_barrier((x, restored))
-      pieces = jnp.split(_join_heads(x), ends, 1)
-      sums: list[jax.Array] = []
-      for order, piece in zip(self.orders, pieces, strict=True):
-        sums += order.restore(piece)
-      total = functools.reduce(jnp.add, sums)
+      total = self._sum_places(_join_heads(x))
       restored.append(_split_heads(total, x))
     return tuple(restored)
+
+  def _sum_places(self, x):
+    """The sum over the orders of the rows that a position has in each."""
+    sizes = [len(order.rows) for order in self.orders]
+    ends = np.cumsum(sizes)[:-1]
+    sums: list[jax.Array] = []
+    for order, piece in zip(
+      self.orders,
+      jnp.split(x, ends, 1),
+      strict=True,
+    ):
+      sums += order.restore(piece)
+    return functools.reduce(jnp.add, sums)
 
 
 def _join_heads(x_BL):

@@ -61,11 +61,18 @@ def _default_split(q_BLHK, mesh):
 def _split_by(spec, mesh):
   """The split by a spec of queries, without axes of a single device."""
   single = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
-  return Split(*(_without(_axes(entry), single) for entry in spec[:3]))
+  axes = [_without(_axes(entry), single) for entry in spec[:3]]
+  # A spec may be shorter than the axes of the array.
+  sequences, positions, heads = axes + [()] * (3 - len(axes))
+  return Split(
+    sequences=sequences,
+    positions=positions,
+    heads=heads,
+  )
 
 
-def _without(axes, others):
-  return tuple(axis for axis in axes if axis not in others)
+def _without(axes, omitted):
+  return tuple(axis for axis in axes if axis not in omitted)
 
 
 def _mesh_of(x):
@@ -83,21 +90,21 @@ def on_any_mesh(
   attention: Callable[..., Results],
   split: Split,
   arrays: Sequence[jax.Array],
-  others: Any,
+  rest: Any,
   specs: Any,
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
-    attention: a function (*arrays, others) of what a device has.
+    attention: a function (*arrays, rest) of what a device has.
     split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
       axes, results are split as the first.
-    others, specs: a pytree of other arrays, and of their specs, its prefix.
+    rest, specs: a pytree of other arrays, and of their specs, its prefix.
   """
   mesh = _mesh_of(arrays[0])
   free = (*mesh.auto_axes, *mesh.explicit_axes)
   if not mesh.explicit_axes and _size(mesh, free) == 1:
-    return attention(*_varying_alike((*arrays, others)))
+    return attention(*_varying_alike((*arrays, rest)))
 
   # Gradients are summed over the devices along axes that are not in a spec,
   # even over a single one.
@@ -106,7 +113,7 @@ def on_any_mesh(
   sequences = (*split.sequences, *_without(single, named))
   spec = split._replace(sequences=sequences).spec
 
-  inputs = (*arrays, others)
+  inputs = (*arrays, rest)
   in_specs = (*[spec] * len(arrays), specs)
   if mesh.explicit_axes:
     inputs = _reshard(mesh, inputs, in_specs)
@@ -129,10 +136,10 @@ def on_any_mesh(
 
 def _reshard(mesh, inputs, specs):
   """Inputs whose types match what `jax.shard_map` is told."""
-  others = {*mesh.axis_names} - {*mesh.explicit_axes}
+  implicit = {*mesh.axis_names} - {*mesh.explicit_axes}
 
   def reshard(spec, tree):
-    explicit = [_without(_axes(entry), others) for entry in spec]
+    explicit = [_without(_axes(entry), implicit) for entry in spec]
     spec = PartitionSpec(*(axes or None for axes in explicit))
     sharding = NamedSharding(mesh, spec)
     return jax.tree.map(lambda x: jax.sharding.reshard(x, sharding), tree)

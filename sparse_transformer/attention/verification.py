@@ -172,8 +172,18 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   def draw_normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(size=shape, dtype=np.float32)
 
-  q = draw_normal(batch, n, num_heads, request.qk_width)
-  k = draw_normal(batch, n, key_heads, request.qk_width)
+  q = draw_normal(
+    batch,
+    n,
+    num_heads,
+    request.qk_width,
+  )
+  k = draw_normal(
+    batch,
+    n,
+    key_heads,
+    request.qk_width,
+  )
   v = draw_normal(batch, n, key_heads, width)
   dout = draw_normal(batch, n, num_heads, width)
   dlse = draw_normal(batch, n, num_heads)
@@ -182,8 +192,11 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   # In the last sequence, weights are about 1 / number of keys; with cotangents
   # times that, all rows count alike. The gradient of lse exceeds those of the
   # weights, so that gradients of scores are not near zero by chance.
-  counts = {x: analysis.keys_per_query(x, n) for x in {*request.patterns}}
-  counts_LH = np.stack([counts[x] for x in request.patterns], axis=1)
+  counts = {}
+  for pattern in set(request.patterns):
+    counts[pattern] = analysis.keys_per_query(pattern, n)
+  by_head = [counts[pattern] for pattern in request.patterns]
+  counts_LH = np.stack(by_head, axis=1)
   # Where rows have many keys, float16 does not hold as much.
   limit = np.inf
   if request.dtype == "float16":

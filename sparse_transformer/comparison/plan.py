@@ -103,7 +103,15 @@ class Comparison:
     """The runs that are compared, with the best candidate of each choice."""
     # Seed by seed: a stopped comparison is about as far with every choice.
     pairs = itertools.product(self.seeds, self.choices)
-    return [Trial(self, x, best.get(x, ""), seed) for seed, x in pairs]
+    return [
+      Trial(
+        plan=self,
+        choice=choice,
+        candidate=best.get(choice, ""),
+        seed=seed,
+      )
+      for seed, choice in pairs
+    ]
 
   def about(self) -> dict[str, Any]:
     """Distinguishes this comparison from others, as JSON."""

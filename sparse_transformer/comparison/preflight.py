@@ -22,17 +22,17 @@ def begin(plan: Comparison, number: int = 1) -> None:
   """
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
   digests = check_runs(plan, number)
-  about = plan.about() | dict(data=digests)
+  identity = plan.about() | dict(data=digests)
   path = plan.root / workdir.COMPARISON
   if path.exists():
     old = atomic.read_json(path, dict)
-    if old != about:
-      is_same_plan = old | dict(data=digests) == about
+    if old != identity:
+      is_same_plan = old | dict(data=digests) == identity
       what = "other data" if is_same_plan else "another comparison"
       raise ValueError(f"{path} is of {what}; use another --workdir")
 
   plan.root.mkdir(parents=True, exist_ok=True)
-  atomic.write_json(path, about)
+  atomic.write_json(path, identity)
 
 
 def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
@@ -110,6 +110,11 @@ def _distinct(plan: Comparison) -> Iterable[Trial]:
   seed = plan.seeds[-1] + bool(plan.tune)  # the highest in use
   candidates = plan.tune.values if plan.tune else [""]
   for choice, candidate in itertools.product(plan.choices, candidates):
-    yield Trial(plan, choice, candidate, seed)
+    yield Trial(
+      plan=plan,
+      choice=choice,
+      candidate=candidate,
+      seed=seed,
+    )
   if plan.tune_budget:
     yield from plan.tuning

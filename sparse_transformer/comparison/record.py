@@ -64,24 +64,37 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
 
 
 def make_record(
-  about: Mapping[str, Any], runs: Sequence[Run], grid: Run | None = None
+  provenance: Mapping[str, Any],
+  runs: Sequence[Run],
+  grid: Run | None = None,
 ) -> Record:
   """The record of finished runs, whose rows begin with the best choice.
 
   Args:
-    about: what the comparison is, see `Comparison.about`, and how it was made.
+    provenance: what the comparison is, see `Comparison.about`, and how it was
+      made.
     runs: see `trials.collected`.
     grid: see `tuning`.
   """
-  first, *others = (of_choice(runs, choice) for choice in about["choices"])
-  rows = [_row(first), *(_row(x, first) for x in others)]
+  choices = [of_choice(runs, choice) for choice in provenance["choices"]]
+  first = choices[0]
+  rows = [_row(first)]
+  for choice in choices[1:]:
+    rows.append(_row(choice, first))
   rows.sort(key=lambda row: row["validation"]["mean"])
-  return dict(about={**about}, tuning=grid, rows=rows, runs=[*runs])
+  return dict(
+    about=dict(provenance),
+    tuning=grid,
+    rows=rows,
+    runs=list(runs),
+  )
 
 
-def time_of(about: Mapping[str, Any]) -> str:
+def time_of(provenance: Mapping[str, Any]) -> str:
   """The clock of the table and the figure: wall-clock only if budgeted."""
-  return "seconds" if about["budget"][0] == "seconds" else "processor_seconds"
+  return (
+    "seconds" if provenance["budget"][0] == "seconds" else "processor_seconds"
+  )
 
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
@@ -187,13 +200,13 @@ def ranking(record: Record) -> Table:
   return [*zip(*known, strict=True)]
 
 
-def _cells(row, about):
+def _cells(row, provenance):
   """{title: cell} of a row."""
-  time = time_of(about)
+  time = time_of(provenance)
   return {
-    about["field"]: row["choice"],
-    f"validation, {about['unit']}": _mean(row["validation"]),
-    f"minus {about['choices'][0]}": _mean(row["gap"], "+"),
+    provenance["field"]: row["choice"],
+    f"validation, {provenance['unit']}": _mean(row["validation"]),
+    f"minus {provenance['choices'][0]}": _mean(row["gap"], "+"),
     "accuracy": _mean(row["accuracy"]),
     "test": _mean(row["test"]),
     "by seed": ", ".join(f"{x:.4f}" for x in row["values"]),
@@ -214,15 +227,15 @@ def _mean(value, sign=""):
 
 def notes(record: Record) -> str:
   """Explains the numbers of the table, and the figure."""
-  about = record["about"]
-  seeds = about["seeds"]
+  provenance = record["about"]
+  seeds = provenance["seeds"]
   text = "One seed."
   line = "of one seed"
   if seeds > 1:
     text = f"Mean of {seeds} seeds ± half of its 95 % confidence interval."
     line = "the mean of all seeds, in a band from the lowest to the highest"
 
-  number = about["config"]["eval"]["sequences"]
+  number = provenance["config"]["eval"]["sequences"]
   part = f"the first {number} sequences" if number else "the entire split"
   return (
     f"{text} Validation: the entire split, scored by the best of each run's"
@@ -230,15 +243,16 @@ def notes(record: Record) -> str:
     f" {record['rows'][0]['choice']}. Keys: per query, the mean over heads and"
     f" layers. In the figure: validations during training, of {part}; a line is"
     f" {line}; its marker is the score of the table."
-    f" By `{about['command']}`, commit {about['commit'] or 'unknown'}."
+    f" By `{provenance['command']}`,"
+    f" commit {provenance['commit'] or 'unknown'}."
   )
 
 
 def grid(record: Record) -> tuple[Table, str]:
   """A table of tuning, the best of each choice in brackets; and its note."""
-  about = record["about"]
-  tuned, candidates = about["tune"]
-  cells = [(about["field"], *(f"{tuned}={x}" for x in candidates))]
+  provenance = record["about"]
+  tuned, candidates = provenance["tune"]
+  cells = [(provenance["field"], *(f"{tuned}={x}" for x in candidates))]
   at_edge = []
   for choice, scores in record["tuning"]["scores"].items():
     texts = ["diverged" if x is None else f"{x:.4f}" for x in scores.values()]
@@ -248,7 +262,7 @@ def grid(record: Record) -> tuple[Table, str]:
     if best in (0, len(candidates) - 1):
       at_edge.append(choice)
 
-  kind, amount = about["tune_budget"] or about["budget"]
+  kind, amount = provenance["tune_budget"] or provenance["budget"]
   note = (
     f"Bits on the validation split of one run each of {amount:,g}"
     f" {kind.replace('_', ' ')}, of a seed that is not compared. In brackets:"
@@ -262,17 +276,17 @@ def grid(record: Record) -> tuple[Table, str]:
 
 def draw_curves(record: Record) -> "style.Figure":
   """Validation bits by time and by steps, up to the score of the table."""
-  about = record["about"]
-  names = [patterns.shorten(choice) for choice in about["choices"]]
+  provenance = record["about"]
+  names = [patterns.shorten(choice) for choice in provenance["choices"]]
   width = 2 * PANEL + LETTER * (5 + max(map(len, names)))
   height = max(PANEL, 0.22 * len(names))
   figure, panels = style.subplots(1, 2, width, height)
   by_time, by_steps = panels[0]
-  _draw_panel(by_time, record, time_of(about))
+  _draw_panel(by_time, record, time_of(provenance))
   _draw_panel(by_steps, record, "steps")
 
   by_steps.sharey(by_time)
-  by_time.set_ylabel(f"validation, {about['unit']}")
+  by_time.set_ylabel(f"validation, {provenance['unit']}")
   sizes = {run["tokens_per_step"] for run in record["runs"]}
   if len(sizes) == 1:
     by_steps.set_xlabel(f"steps of {sizes.pop():,} tokens")

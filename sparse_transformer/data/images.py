@@ -112,8 +112,8 @@ def _distinct(groups):
 def _of_arrays(groups, fractions):
   """The images of .npy files, by the splits that their names tell."""
   arrays = {path: _open_array(path) for path in _distinct(groups)}
-  shape, *others = {array.shape[1:] for array in arrays.values()}
-  if others:
+  shape, *different = {array.shape[1:] for array in arrays.values()}
+  if different:
     names = ", ".join(map(str, arrays))
     raise ValueError(f"{names} have images of different sizes; give them one")
 

@@ -69,8 +69,8 @@ def _by_class(root, depth, paths):
 
 def _check_classes(path, by_class):
   """The classes, which are the same in all splits; or a ValueError."""
-  classes, *others = {tuple(group) for group in by_class.values()}
-  if len(classes) >= 2 and not others and "".join(classes).isprintable():
+  classes, *different = {tuple(group) for group in by_class.values()}
+  if len(classes) >= 2 and not different and "".join(classes).isprintable():
     return classes
 
   names = (f"{k} {', '.join(x) or 'none'}" for k, x in by_class.items())

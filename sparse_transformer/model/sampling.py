@@ -167,8 +167,10 @@ class Sampler:
     p_BV = jax.nn.softmax(sorted_BV)
     # A symbol is kept if the more probable ones do not add up to top_p.
     before_BV = jnp.cumsum(p_BV, -1) - p_BV
-    is_kept_BV = (before_BV < self.top_p) & (p_BV > 0)
-    return jnp.where(is_kept_BV, sorted_BV, jnp.inf).min(-1, keepdims=True)
+    is_in_top_p_BV = before_BV < self.top_p
+    is_kept_BV = is_in_top_p_BV & (p_BV > 0)
+    kept_BV = jnp.where(is_kept_BV, sorted_BV, jnp.inf)
+    return kept_BV.min(-1, keepdims=True)
 
 
 def sample(

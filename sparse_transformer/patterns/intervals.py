@@ -247,7 +247,11 @@ class QueryPlusKey(Integer):
     if isinstance(other, Integer):
       return Interval(*self.bounds()) * other
     factor = _constant(other)
-    return QueryPlusKey(self.pairs, self.u * factor, self.v * factor)
+    return QueryPlusKey(
+      self.pairs,
+      u=self.u * factor,
+      v=self.v * factor,
+    )
 
   def __abs__(self) -> Any:
     return self._map(abs)

@@ -69,7 +69,7 @@ def profile(text: str) -> Profile:
   module: Module = {}
   entry = ""
   for is_entry, name, lines in COMPUTATION.findall(text):
-    module[name] = [Instruction(*x) for x in INSTRUCTION.findall(lines)]
+    module[name] = list(map(Instruction._make, INSTRUCTION.findall(lines)))
     if is_entry:
       entry = name
   if not entry:

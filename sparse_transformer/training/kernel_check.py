@@ -122,15 +122,23 @@ def _kept(path, faults):
   return faults
 
 
-def _path(*about):
+def _path(*question):
   """The file of a verdict, whose name follows from all that it depends on."""
-  device, package = jax.local_devices()[0], pathlib.Path(__file__).parents[1]
-  about += device.device_kind, device.client.platform_version, jax.__version__
-  about += os.environ.get("XLA_FLAGS"), DRIVER.exists() and DRIVER.read_bytes()
-  # Of cuDNN, among others, which nothing above names.
-  about += (*sorted(f"{x.name} {x.version}" for x in metadata.distributions()),)
-  about += (*(path.read_bytes() for path in sorted(package.rglob("*.py"))),)
-  digest = hashlib.sha256(repr(about).encode()).hexdigest()
+  device = jax.local_devices()[0]
+  # cuDNN and the compilers of kernels are packages, too.
+  packages = [f"{x.name} {x.version}" for x in metadata.distributions()]
+  library = pathlib.Path(__file__).parents[1]
+  identity = [
+    question,
+    device.device_kind,
+    device.client.platform_version,
+    jax.__version__,
+    os.environ.get("XLA_FLAGS"),
+    DRIVER.exists() and DRIVER.read_bytes(),
+    sorted(packages),
+    [path.read_bytes() for path in sorted(library.rglob("*.py"))],
+  ]
+  digest = hashlib.sha256(repr(identity).encode()).hexdigest()
   folder = jax.config.jax_compilation_cache_dir
   if not folder or "://" in folder:
     folder = os.path.expanduser("~/.cache/sparse_transformer/verdicts")

@@ -324,7 +324,12 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
       done=first,
       silent=not processes.is_first(),
     ) as advance,
-    Profile(run.profile, first, run.writer.workdir, watch) as profile,
+    Profile(
+      steps=run.profile,
+      step=first,
+      workdir=run.writer.workdir,
+      watch=watch,
+    ) as profile,
   ):
     is_last = step == config.train.steps or watch.is_over()
     if _lacks_validation(run, step, is_last):

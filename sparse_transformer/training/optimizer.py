@@ -78,9 +78,10 @@ def rate(kind: str, due: Schedule) -> jax.Array:
   Returns a float32 scalar.
   """
   step, steps, warmup, peak, minimum = map(jnp.asarray, due)
-  rest = jnp.maximum(1, steps - warmup)
-  last = jnp.maximum(1, jnp.round(DECAY * rest))
   decayed = step - warmup
+  rest = jnp.maximum(1, steps - warmup)
+  last = jnp.round(DECAY * rest)
+  last = jnp.maximum(1, last)
 
   def gone(step, steps, of=1):
     # XLA divides by constants like this, so that earlier runs go on bit for
@@ -91,12 +92,16 @@ def rate(kind: str, due: Schedule) -> jax.Array:
   if kind == "linear":
     left = 1 - gone(decayed, rest)
   elif kind == "cosine":
-    left = 0.5 * (1 + jnp.cos(gone(decayed, rest, jnp.pi)))
+    angle = gone(decayed, rest, jnp.pi)
+    left = 0.5 * (1 + jnp.cos(angle))
   elif kind == "wsd":
-    left = 1 - gone(decayed - (rest - last), last)
+    constant = rest - last
+    left = 1 - gone(decayed - constant, last)
 
-  rising = peak - peak * (1 - gone(step, jnp.maximum(1, warmup)))
-  falling = peak * ((1 - minimum) * left + minimum)
+  missing = 1 - gone(step, jnp.maximum(1, warmup))
+  rising = peak - peak * missing
+  share = (1 - minimum) * left + minimum
+  falling = peak * share
   return jnp.where(step < warmup, rising, falling)
 
 

@@ -250,9 +250,11 @@ def _accumulate(state, tokens_BL, predict, config):
     nats = mean_loss(logits_BLV, tokens_BL) * weight
 
     # What blocks add to the loss, one number for each of them.
-    extra = {name: x.mean() for name, x in measured.items() if x.ndim == 1}
-    weighted = (model_lib.LOSS_WEIGHTS[name] * x for name, x in extra.items())
-    total = nats + sum(weighted)
+    extra = 0.0
+    for name, x in measured.items():
+      if x.ndim == 1:
+        extra += model_lib.LOSS_WEIGHTS[name] * x.mean()
+    total = nats + extra
     if logits_BLV.ndim == 2:
       measured["accuracy"] = hits(logits_BLV, tokens_BL).mean()
     return total * scale, (nats, measured)

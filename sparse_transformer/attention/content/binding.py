@@ -62,11 +62,11 @@ def bind(
     k_BMGK = keys.k[:, :, index_of(of_keys, num_key_heads)]
     sets = []
     for content in pattern.contents():
-      given = directions.get(content)
-      if given is not None and len(given) > 1:
-        given = given[index]
+      vectors = directions.get(content)
+      if vectors is not None and len(vectors) > 1:
+        vectors = vectors[index]
       # Rematerialization keeps them: decided again, they could differ.
-      decided = labels(content, q_BLHK, k_BMGK, given, segments=segments)
+      decided = labels(content, q_BLHK, k_BMGK, vectors, segments=segments)
       decided = checkpoint_name(decided, contract.SAVED_NAMES[-1])
       sets.append(content.sets(decided, key_segments))
     bound.append(tuple(sets))
@@ -83,11 +83,18 @@ def labels(
 ) -> jax.Array:
   """Finds buckets without gradients; by default, from its own directions."""
   drawn = content.directions(q_BLHK.shape[-1])
-  arrays = q_BLHK, k_BMGK, drawn if directions is None else directions
   q, k, directions_HDK = jax.tree.map(
-    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32), arrays
+    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
+    (q_BLHK, k_BMGK, drawn if directions is None else directions),
   )
-  return content.find_buckets(Known(q, k, directions_HDK, start, segments))
+  known = Known(
+    q_BLHK=q,
+    k_BMGK=k,
+    directions_HDK=directions_HDK,
+    start=start,
+    segments=segments,
+  )
+  return content.find_buckets(known)
 
 
 def check_directions(
@@ -108,16 +115,19 @@ def check_directions(
         f" {', '.join(map(shorten, taken)) or 'none'}"
       )
   for content, (shape, what) in taken.items():
-    given = directions.get(content)
-    if given is None and content.directions(width) is None:
+    vectors = directions.get(content)
+    if vectors is None and content.directions(width) is None:
       raise ValueError(
         f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
         " directions={pattern: array} to attend, or to as_attention_fn"
       )
-    if given is not None and np.shape(given) not in (shape, (1, *shape[1:])):
+    if vectors is not None and np.shape(vectors) not in (
+      shape,
+      (1, *shape[1:]),
+    ):
       raise ValueError(
         f"{what} of {shorten(content)} must be {list(shape)}, or the same"
-        f" with 1 head, got {list(np.shape(given))}"
+        f" with 1 head, got {list(np.shape(vectors))}"
       )
 
 

@@ -110,7 +110,11 @@ def _lay_out_chosen(pairs, tile):
   at = jnp.arange(num_keys, dtype=jnp.int32)
   keys = jnp.where(at < n, at, -1)
   return TileTables(
-    queries=jnp.where(choices < 0, -1, queries),
+    queries=jnp.where(
+      choices < 0,
+      -1,
+      queries,
+    ),
     keys=jnp.broadcast_to(keys, (batch, num_heads, num_keys)),
     blocks=groups.labels.reshape(batch, num_heads, -1),
     places=groups.slots.reshape(batch, num_heads, n, num_choices),
@@ -331,7 +335,12 @@ class _Blocks(_Steps):
       length *= 2
 
     is_last = at[..., 1:] != at[..., :-1]
-    is_last = _pad_tiles(is_last, 0, 1, True)
+    is_last = _pad_tiles(
+      is_last,
+      before=0,
+      after=1,
+      fill=True,
+    )
     is_block = at < self.num_blocks
     number = jnp.arange(self.size, dtype=at.dtype)
     nowhere = self.num_blocks + number[None, None]

@@ -53,23 +53,39 @@ def _group_row(labels_E, num, tile):
   labels_V = _search(end, tiles_V, "right")
   tile_of_label_V = tiles_V - _at(start, labels_V)
   rank_V = tile_of_label_V * tile + _at(first, labels_V)
-  place_T = jnp.arange(tile, dtype=jnp.int32)
-  rank_VT = rank_V[:, None] + place_T[None]
+  rank_VT = rank_V[:, None] + jnp.arange(tile, dtype=jnp.int32)[None]
   stop_V = _at(last, labels_V)
   is_entry_VT = rank_VT < stop_V[:, None]
-  is_label_V = labels_V < num
-  is_entry_VT &= is_label_V[:, None]
-  entries_VT = _at(order_E, rank_VT)
-  entries_VT = jnp.where(is_entry_VT, entries_VT, -1)
+  # Tiles behind those of the last label are empty.
+  is_entry_VT &= (labels_V < num)[:, None]
+  entries_VT = jnp.where(
+    is_entry_VT,
+    _at(order_E, rank_VT),
+    -1,
+  )
 
-  # Where each entry is.
+  # Where each entry is: its tile, and its place among those of its label.
   number_E = jnp.arange(size, dtype=jnp.int32)
   number_E = number_E - _at(first, sorted_E)
   slots_E = number_E + _at(start, sorted_E) * tile
-  slots_E = jnp.where(sorted_E < num, slots_E, num_tiles * tile)
-  nowhere = jnp.zeros_like(slots_E)
-  slots_E = nowhere.at[order_E].set(slots_E, unique_indices=True)
-  return Groups(entries=entries_VT, labels=labels_V, slots=slots_E)
+  slots_E = jnp.where(
+    sorted_E < num,
+    slots_E,
+    num_tiles * tile,
+  )
+  slots_E = (
+    jnp.zeros_like(slots_E)
+    .at[order_E]
+    .set(
+      slots_E,
+      unique_indices=True,
+    )
+  )
+  return Groups(
+    entries=entries_VT,
+    labels=labels_V,
+    slots=slots_E,
+  )
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:

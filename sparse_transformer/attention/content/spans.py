@@ -48,9 +48,9 @@ def spans_of_heads(
     return None
   spans = []
   for head, span in enumerate(map(span_of, patterns)):
-    given = jnp.zeros(1) if span is None else jnp.asarray(directions[span])
-    index = head if len(given) > 1 else 0
-    spans.append(given[index].astype(dtype))
+    by_head = jnp.zeros(1) if span is None else jnp.asarray(directions[span])
+    index = head if len(by_head) > 1 else 0
+    spans.append(by_head[index].astype(dtype))
   return jnp.stack(spans)
 
 
@@ -162,24 +162,37 @@ class _Walk(online_softmax.TileLoop):
     if self.condition is not None:
       k_places = np.arange(self.tile).reshape(1, 1, 1, 1, -1)
       q_places = k_places.swapaxes(3, 4)
-      q_at = tiles * self.tile + q_places
-      k_at = (tiles - ago) * self.tile + k_places
-      mask &= self.condition.mask(q_at, k_at)
+      first_q = tiles * self.tile
+      first_k = first_q - ago * self.tile
+      mask &= self.condition.mask(
+        first_q + q_places,
+        first_k + k_places,
+      )
     weights = self._weights(self.spans, i, ago)
     return mask & (weights > 0), weights
 
   def spans_gradient(self, i, ago, dm):
-    _, transposed = jax.vjp(lambda x: self._weights(x, i, ago), self.spans)
-    return transposed(dm.sum((0, 2), keepdims=True))[0]
+    def weights(spans_H):
+      return self._weights(spans_H, i, ago)
+
+    _, transposed = jax.vjp(weights, self.spans)
+    # Of all sequences and groups of tiles.
+    total = dm.sum((0, 2), keepdims=True)
+    (gradient,) = transposed(total)
+    return gradient
 
   def _weights(self, spans_H, i, ago):
     """The weights of pairs, [1, 1, 1, T, S]."""
     places = np.arange(self.tile)
     within = (places[:, None] - places)[None, None, None]
     distance = ago * self.tile + within
-    weights = self.pattern.weights(spans_H[i // self.times], distance)
+    span = spans_H[i // self.times]
     in_support = self.pattern.support().mask(distance, 0)
-    return jnp.where(in_support, weights, 0)
+    return jnp.where(
+      in_support,
+      self.pattern.weights(span, distance),
+      0,
+    )
 
   def arrange_queries(self, *arrays, before=0):
     """Arrays by head, in tiles: [B, H, V, T, ...]."""
@@ -205,7 +218,8 @@ class _Walk(online_softmax.TileLoop):
     for x in arrays:
       batch, num_heads, _, _, *rest = x.shape
       x_BHL = x.reshape(batch, num_heads, -1, *rest)
-      results.append(x_BHL[:, :, : self.n].swapaxes(1, 2))
+      x_BHL = x_BHL[:, :, : self.n]
+      results.append(x_BHL.swapaxes(1, 2))
     return tuple(results)
 
   def restore_keys(self, *arrays):

@@ -52,36 +52,25 @@ def attend(
       lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
 
-  scores = request.scores
-  dtype = np.promote_types(queries.q.dtype, np.float32)
-  _, num_queries, num_heads, width = queries.q.shape
-  mask_BHLM, weights_HLM = binding.realize(
+  mask_BHLM, factors_HLM = binding.realize(
     request.patterns, queries, keys, directions
   )
   if first is not None:
+    num_queries = queries.q.shape[1]
     mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, num_queries, 2)
   if queries.segments is not None and keys.segments is not None:
     segments_B11M = keys.segments[:, None, None, :, 0]
     mask_BHLM &= queries.segments[:, None] == segments_B11M
 
-  # Keys and values of each query head.
-  group = num_heads // keys.k.shape[2]
-  q_BLHK = queries.q.astype(dtype)
-  k_BMHK = jnp.repeat(keys.k.astype(dtype), group, 2)
-  v_BMHE = jnp.repeat(keys.v.astype(dtype), group, 2)
-
-  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
-  scores_BHLM *= scores.factor(width)
-  if scores.softcap:
-    scores_BHLM = scores.softcap * jnp.tanh(scores_BHLM / scores.softcap)
+  scores_BHLM, v_BMHE = _scores(request, queries, keys)
   scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
 
   # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  if weights_HLM is not None:
-    weights_BHLM = weights_BHLM * weights_HLM[None]
+  if factors_HLM is not None:
+    weights_BHLM = weights_BHLM * factors_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   is_empty_BHL1 = sum_BHL1 == 0
   sum_BHL1 = jnp.where(is_empty_BHL1, 1, sum_BHL1)
@@ -95,3 +84,22 @@ def attend(
     lse_BHL1[..., 0].transpose(0, 2, 1),
   )
   return out_BLHE, lse_BLH
+
+
+def _scores(request, queries, keys):
+  """(scores_BHLM of all pairs, v_BMHE), in float32 or wider."""
+  scores = request.scores
+  dtype = np.promote_types(queries.q.dtype, np.float32)
+  _, _, num_heads, width = queries.q.shape
+
+  # Keys and values of each query head.
+  group = num_heads // keys.k.shape[2]
+  q_BLHK = queries.q.astype(dtype)
+  k_BMHK = jnp.repeat(keys.k.astype(dtype), group, 2)
+  v_BMHE = jnp.repeat(keys.v.astype(dtype), group, 2)
+
+  scores_BHLM = jnp.einsum("blhk,bmhk->bhlm", q_BLHK, k_BMHK)
+  scores_BHLM *= scores.factor(width)
+  if scores.softcap:
+    scores_BHLM = scores.softcap * jnp.tanh(scores_BHLM / scores.softcap)
+  return scores_BHLM, v_BMHE

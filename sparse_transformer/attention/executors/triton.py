@@ -67,10 +67,11 @@ class Triton(contract.Executor):
 
   def _largest_tile(self, request):
     """The positions of the largest tile that kernels compile with."""
-    found = [] if self.interpret else platforms.compute_capabilities()
-    of_each = [MAX_WIDTHS.get(int(x), LEAST_WIDTHS) for x in found]
-    most = min(of_each, default=256)
-    features = request.features  # the others cost nothing
+    capabilities = [] if self.interpret else platforms.compute_capabilities()
+    most = 256
+    for capability in capabilities:
+      most = min(most, MAX_WIDTHS.get(int(capability), LEAST_WIDTHS))
+    features = request.features  # the rest cost nothing
     needs_more = features.segments or features.softcap or request.group > 1
     if most < 256 and needs_more:
       most = LEAST_WIDTHS

@@ -24,7 +24,9 @@ class Directions(Option):
 
   @property
   def _contents(self) -> list[Content]:
-    return [c for c in self.config.contents if c.num_directions > 0]
+    return [
+      content for content in self.config.contents if content.num_directions > 0
+    ]
 
   @property
   def is_used(self) -> bool:
@@ -51,7 +53,10 @@ class Directions(Option):
 
   def arrays(self, params: dict) -> dict[str, Any]:
     """Returns directions [layers, heads or 1, directions, K] by pattern."""
-    return {str(c): self._directions(c, params) for c in self._contents}
+    return {
+      str(content): self._directions(content, params)
+      for content in self._contents
+    }
 
   def _directions(self, content, params):
     if content.is_learned:
@@ -108,7 +113,8 @@ def _codebook(content, q_BLHK, centroids_HCK):
   # As in attention, so that the compiler finds them once.
   constant_HCK = lax.stop_gradient(centroids_HCK)
   known = Known(q_BLHK, q_BLHK, constant_HCK)
-  clusters_BHL = content.find_buckets(known)[..., 0]
+  buckets_BHL1 = content.find_buckets(known)
+  clusters_BHL = buckets_BHL1[..., 0]
 
   # Sums by cluster, not centroids by position: their gradient needs no
   # scatter, whose order of additions GPUs do not fix.

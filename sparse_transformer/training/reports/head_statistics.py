@@ -68,18 +68,32 @@ def collect(
     network = transformer.bind(model, params)
 
     def attend(kept, layer, index, inputs):
-      slot = jnp.asarray(slots)[layer + model_lib.period(model) * index]
+      number = layer + model_lib.period(model) * index
+      slot = jnp.asarray(slots)[number]
       # Heads of a group share their keys.
-      group = inputs.q_BLHK.shape[2] // inputs.k_BLGK.shape[2]
-      k_BLHK = jnp.repeat(inputs.k_BLGK, group, axis=2)
-      both = jnp.stack([inputs.q_BLHK, k_BLHK])
+      q_BLHK = inputs.q_BLHK
+      k_BLGK = inputs.k_BLGK
+      group = q_BLHK.shape[2] // k_BLGK.shape[2]
+      k_BLHK = jnp.repeat(k_BLGK, group, axis=2)
+      both = jnp.stack([q_BLHK, k_BLHK])
       kept = kept.at[slot].set(both, mode="drop")
       return network.attend(kept, layer, index, inputs)
 
-    heads = model.num_heads, model.head_width
-    empty = jnp.zeros((num_drawn, 2, *tokens_BL.shape, *heads), model.dtype)
-    x_BLD = network.embed(tokens_BL)
-    return network.run_blocks(x_BLD, attend, empty)[1]
+    batch, length = tokens_BL.shape
+    shape = (
+      num_drawn,
+      2,  # queries and keys
+      batch,
+      length,
+      model.num_heads,
+      model.head_width,
+    )
+    _, kept, _ = network.run_blocks(
+      network.embed(tokens_BL),
+      attend,
+      jnp.zeros(shape, model.dtype),
+    )
+    return kept
 
   kept = run(params, tokens_L[None])
   return {int(layer): tuple(kept[i]) for i, layer in enumerate(drawn)}
@@ -104,7 +118,11 @@ def weigh(
     inputs = options.prepare(
       model,
       options.Layer(patterns, 0, layer_arrays),
-      options.Inputs(q_BLHK, k_BLHK, k_BLHK, {}),
+      options.Inputs(
+        q_BLHK=q_BLHK,
+        k_BLGK=k_BLHK,
+        v_BLGE=k_BLHK,
+      ),
     )
     directions = inputs.keywords.get("directions", {})
     factors_BHLM = pair_weights(patterns, q_BLHK, k_BLHK, directions)
@@ -126,8 +144,17 @@ def weigh(
 def _measure(pattern, scores_LM, mask_LM, sink):
   # The sink is one more key.
   margin = (0, 0), (0, 1)
-  scores = jnp.pad(scores_LM, margin, constant_values=sink)
-  where = np.pad(mask_LM, margin, constant_values=sink > -np.inf)
+  has_sink = sink > -np.inf
+  scores = jnp.pad(
+    scores_LM,
+    margin,
+    constant_values=sink,
+  )
+  where = np.pad(
+    mask_LM,
+    margin,
+    constant_values=has_sink,
+  )
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
   # In bits, of the queries that have keys.

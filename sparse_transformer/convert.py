@@ -84,7 +84,7 @@ def _write(experiment, workdir, config_file):
     writer.write(0, "start", **start)
   loop.write_run(experiment, workdir, config_file)
   print(banner.origin(start))
-  print(banner.end(experiment, workdir))
+  print(banner.end(experiment, workdir, config_file))
 
 
 def _preset(path, weights, starts):

@@ -259,8 +259,12 @@ def test_damaged_file_is_rejected(damage, saved):
     exported.load(path)
 
 
-def test_file_that_was_saved_again_is_read(saved):
+def test_file_that_was_saved_again_is_read_with_a_line(saved, capfd):
   path, params = saved
+  resave(path)
+  exported.load(path)
+
+  assert capfd.readouterr().err == ""
 
   def change(arrays, metadata):
     metadata["format"] = "pt"
@@ -268,7 +272,9 @@ def test_file_that_was_saved_again_is_read(saved):
 
   resave(path, change)
   found = exported.load(path).params
+  (line,) = capfd.readouterr().err.splitlines()
 
+  assert re.search("x.safetensors is not as exported: its CRC-32 differs", line)
   norm = params["norm"] | {"bias": params["norm"]["bias"] + 1}
   expected = params | {"norm": norm}
   jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparse_transformer import data, model as model_lib, version
+from sparse_transformer import data, model as model_lib, patterns, version
 from sparse_transformer.attention import registry
 from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.experiment import Experiment
@@ -120,11 +120,20 @@ def origin(start: Mapping[str, Any]) -> str:
   return line
 
 
-def end(experiment: Experiment, workdir: str | os.PathLike) -> str:
+def end(
+  experiment: Experiment,
+  workdir: str | os.PathLike,
+  config_file: str | os.PathLike | None,
+) -> str:
   """A line about a complete run: its best validation, and what to do next."""
   script = os.path.relpath(version.ROOT / "eval.py")
-  command = shlex.join(["python", script, f"--workdir={workdir}"])
-  # eval.py says so if the run's config file is needed too.
+  words = ["python", script, f"--workdir={workdir}"]
+  # A file that registers patterns or sources is needed wherever they are read.
+  known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
+  ours = all(x.__module__.startswith("sparse_") for x in known.values())
+  if config_file and not ours:
+    words.append(f"--config={config_file}")
+  command = shlex.join(words)
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   if not lines:
     return f"to evaluate: {command}"

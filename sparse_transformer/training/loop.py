@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -165,7 +166,7 @@ def train(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
       " command again to resume"
     )
-  processes.decide(lambda: print(banner.end(experiment, workdir)))
+  processes.decide(lambda: print(banner.end(experiment, workdir, config_file)))
   return state
 
 
@@ -275,6 +276,12 @@ def _changes(config, saver, step, allowed):
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
       " that would use it; set more train.steps, or use another --workdir"
     )
+
+  # They would be of another network than the checkpoints with their step.
+  for path in (workdir / "evaluations").glob("*-step*.json") if names else ():
+    scored = re.search("-step([0-9]+)-", path.name)
+    if scored and int(scored[1]) > step:
+      raise ValueError(f"{path} is of a step that would change; move it away")
 
   return changes
 

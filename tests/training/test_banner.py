@@ -8,7 +8,7 @@ import pytest
 from helpers import runs
 
 from configs import cifar10, digits, enwik8
-from sparse_transformer import config as config_lib
+from sparse_transformer import config as config_lib, data
 from sparse_transformer.training import banner
 from sparse_transformer.training.experiment import Experiment
 
@@ -52,12 +52,17 @@ def test_shared_summaries_and_columns_that_skip_the_byte_above_are_reported(
   assert re.search(words or "^$", error)
 
 
-def test_command_at_the_end_works_in_any_folder(trained, tmp_path, monkeypatch):
+@pytest.mark.parametrize("file", [None, "a config.py"])
+def test_command_at_the_end_works_in_any_folder(
+  file, trained, tmp_path, monkeypatch
+):
   monkeypatch.chdir(tmp_path)
   experiment = Experiment(config_lib.read_config(trained))
-  line = banner.end(experiment, trained)
+  monkeypatch.setitem(data.SOURCES, "mine", lambda config: None)
+  line = banner.end(experiment, trained, file)
   python, script, *words = shlex.split(line.partition("saved: ")[2])
 
   assert python == "python"
   assert pathlib.Path(script).resolve() == runs.REPO / "eval.py"
-  assert words == [f"--workdir={trained}", "--step=best"]
+  own = [f"--config={file}"] if file else []
+  assert words == [f"--workdir={trained}", *own, "--step=best"]

@@ -285,6 +285,15 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
 
   with refused("attention.pattern .*--allow_changes"):
     loop.train(config, workdir)
+
+  later = workdir / "evaluations" / "test-step4-context0-ema.json"
+  later.parent.mkdir()
+  later.touch()  # of the step that went
+
+  with refused("of a step that would change; move it"):
+    loop.train(config, workdir, allow_changes=True)
+
+  later.unlink()
   loop.train(config, workdir, allow_changes=True)
 
   assert "pattern was 'strided', is 'dense'" in capsys.readouterr().err

@@ -5,6 +5,8 @@ import math
 import os
 import pathlib
 import types
+import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,7 @@ from sparse_transformer import (
   model as model_lib,
   schema,
 )
+from sparse_transformer.data import files
 
 SUFFIX = ".safetensors"
 # The parts of a block: their names in the network, and in a file.
@@ -76,6 +79,7 @@ def save(
   # Nothing of it names a path of the machine that writes it.
   portable = config_lib.portable(schema.typed(config))
   metadata["config"] = json.dumps(portable.to_dict())
+  metadata["crc32"] = _crc32(arrays, metadata)
   atomic.write_bytes(path, safetensors.numpy.save(arrays, metadata))
 
 
@@ -90,8 +94,8 @@ class Exported(NamedTuple):
 def load(path: str | os.PathLike) -> Exported:
   """Reads weights that `save` wrote, or another program has saved again.
 
-  Raises ValueError if the file is damaged, or lacks the metadata or arrays that
-  `save` writes.
+  If their CRC-32 differs, a line on standard error says so. Raises ValueError
+  if the file is damaged, or lacks the metadata or arrays that `save` writes.
   """
   path = pathlib.Path(path)
   # Once as read, and once as the network's arrays.
@@ -112,6 +116,12 @@ def load(path: str | os.PathLike) -> Exported:
       f"{path} is not a file of sparse_transformer.export, or was saved again"
       " without its metadata; get the exported one"
     )
+  if metadata.pop("crc32", None) != _crc32(arrays, metadata):
+    files.warn(
+      f"{path} is not as exported: its CRC-32 differs. Unless a program has"
+      " changed it, it is damaged"
+    )
+
   try:
     # The data need not be there.
     config, source = _described(metadata)
@@ -135,6 +145,16 @@ def load(path: str | os.PathLike) -> Exported:
     view[...] = arrays[name]
 
   return Exported(config, jax.tree.map(jnp.asarray, params), source)
+
+
+def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
+  """CRC-32 of a file's contents: the format does not notice flipped bits."""
+  text = json.dumps(dict(metadata), sort_keys=True)
+  crc = zlib.crc32(text.encode())
+  for name in sorted(arrays):
+    crc = zlib.crc32(name.encode(), crc)
+    crc = zlib.crc32(np.ascontiguousarray(arrays[name]).data, crc)
+  return f"{crc:08x}"
 
 
 def _described(metadata):

@@ -98,7 +98,8 @@ def test_drawn_weights_have_ramps():
   config = network(num_layers=1, patterns=(PATTERNS[0],))
   params = networks.random_params(config)
   params["spans"] = jnp.array([[0.31, 0.52]])
-  q, k = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
+  drawn = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
+  q, k = drawn.astype(np.float32)
   ((_, drawn),) = head_statistics.weigh(config, params, {0: (q, k)})
   distance = np.arange(20)[:, None] - np.arange(20)
   for h, (head, span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):

@@ -53,8 +53,8 @@ def test_record_of_a_run_has_its_command_scores_and_times(workdir, tmp_path):
   found = json.loads(out.read_text())
 
   assert found["command"] == (
-    "python train.py --config=video.py --workdir=runs/seed0 --config.data.path="
-    "clips.npy '--config.data.fractions=(0.5, 0.25, 0.25)'"
+    "python train.py --config=video.py --workdir=runs/seed0"
+    " '--config.data.fractions=(0.5, 0.25, 0.25)' --config.data.path=clips.npy"
   )
   assert found["parameters"] == 108_992
   assert found["steps"] == 2

@@ -250,7 +250,7 @@ def test_function_of_a_config_file_gets_the_metrics(
     "hook 2 train True",
     "hook 2 validation True",
   ]
-  assert f"eval.py {words[1]} --step=best" in lines[-1]
+  assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
 
 
 OWN = """

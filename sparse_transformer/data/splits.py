@@ -51,12 +51,12 @@ def listed(
   every = files.find(path, *suffixes)
   named = {} if by == "fractions" else _named(path, every, by_file, by)
   chosen = _chosen(named)
-  if by == "auto" and 2 * _size(chosen) < _size(every):
+  if chosen and by == "auto" and 2 * _size(chosen) < _size(every):
     chosen = {}
 
-  groups: dict[str, Paths] = {split: () for split in SPLITS}
-  for file, split in chosen.items():
-    groups[split] += (file,)
+  groups = {}
+  for split in SPLITS:
+    groups[split] = tuple(x for x in chosen if chosen[x] == split)
   if chosen:
     _warn_of_splits(path, groups)
   elif by == "names":
@@ -130,7 +130,7 @@ def _names(folder, paths):
 
 
 def _warn_of_splits(folder, groups):
-  """Tells which files stand for a split that has none, or several names."""
+  """Tells which files stand for a missing split, or for one of many names."""
   for split, paths in groups.items():
     names = {re.sub(r"\d+", "", x.relative_to(folder).parts[0]) for x in paths}
     if len(names) > 1:
@@ -155,7 +155,7 @@ def divide(
 
   Args:
     groups: the items of "", all of which are cut; or of the splits that names
-      tell, where validation, if it lacks, is cut from the end of "train".
+      tell, where a missing validation split is cut from the end of "train".
     fractions: those of the three splits.
     noun: what the message of an error calls items.
 

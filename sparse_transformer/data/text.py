@@ -33,13 +33,14 @@ class Text(codecs.Codec):
   symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    document = self.document(data, place=path)
     if kind := files.kind(data):
       codecs.warn_of_file(
         path,
         oddity=f"{kind}, unlike text",
         result="unpack or convert archives and pictures, or leave them out",
       )
-    return np.frombuffer(self.document(data, place=path), np.uint8)
+    return np.frombuffer(document, np.uint8)
 
   def document(self, data: bytes, place: object) -> bytes:
     """The data, and the separator.
@@ -96,7 +97,7 @@ class JsonLines(Text):
 def _text_of(line, place):
   """The field `text` of a record, and how many halves it had.
 
-  Raises ValueError if the line is no such record.
+  Raises ValueError if the line is not a JSON object with a text in this field.
   """
   try:
     record = {**json.loads(line)}

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-# A larger file of JSON, in bytes, is refused.
+# The largest file of JSON that is read, in bytes.
 MAX_JSON = 2**28
 
 

@@ -9,7 +9,7 @@ import zlib
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 DAMAGED = "Error reading persistent compilation cache entry for '(.+?)'"
-# When programs have more bytes, the oldest are deleted.
+# The most bytes of programs that are kept; beyond, the oldest are deleted.
 LARGEST = 2**30
 
 

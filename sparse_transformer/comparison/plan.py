@@ -15,9 +15,9 @@ from ml_collections import ConfigDict
 from sparse_transformer import config as config_lib, machine, schema
 from sparse_transformer.training import stopwatch
 
-# A flag may have this many values: each has many runs.
+# The most values of a flag: each has many runs.
 MAX_VALUES = 999
-# The name of a folder has at most this many bytes; most file systems allow 255.
+# The most bytes in the name of a folder; most file systems allow 255.
 MAX_NAME = 200
 # A comma outside of brackets: those that close after it also open after it.
 OUTSIDE = r",(?!(?:[^()\[\]]+|\([^()]*\))*+[)\]])"

@@ -10,7 +10,7 @@ from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.training import costs, loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
 
-# Numbers of keys whose ratio is at most this count as equal.
+# The largest ratio of numbers of keys that count as equal.
 MAX_RATIO = 1.1
 
 
@@ -99,7 +99,7 @@ def _check_run(experiment):
 
 
 def _identity(experiment):
-  """What makes a run another one: the network, and fields of other groups."""
+  """What tells runs apart: the network, and the fields except attention's."""
   fields = schema.flatten(experiment.config)
   rest = [x for x in fields.items() if not x[0].startswith("attention.")]
   return experiment.model, *rest

@@ -26,7 +26,7 @@ COLUMNS = {"steps": "step"} | {x: x for x in (*TIMES, "bits_per_dim")}
 PANEL = 3.4
 # The width of a letter of the legend, in inches.
 LETTER = 0.08
-# Markers at the ends of lines are a second way to tell these apart.
+# Markers at the ends of lines, as a second way to tell lines apart.
 MARKERS = "os^Dv<>"
 
 
@@ -140,7 +140,7 @@ def mean(
   if min(map(len, samples)) < 2:
     return dict(mean=center, error=None)
 
-  # The variance of the difference, and what its degrees of freedom follow from.
+  # The variance of the difference, and the denominator of Welch's formula.
   total = 0.0
   weight = 0.0
   for sample in samples:

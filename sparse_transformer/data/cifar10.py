@@ -17,7 +17,7 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-# As many training images as in Child et al. 2019 are for validation.
+# The number of training images for validation, as in Child et al. 2019.
 HELD_OUT = 2_000
 # The seed that selects them in github.com/openai/distribution_augmentation.
 SEED = 11172018
@@ -125,7 +125,7 @@ def newest(data_dir: str) -> pathlib.Path:
     data_dir: the folder of all data sets, or of either copy.
 
   Raises:
-    FileNotFoundError: there is no copy.
+    FileNotFoundError: the folder has neither copy.
   """
   from tensorflow_datasets.core import Version
 

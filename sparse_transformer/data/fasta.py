@@ -8,7 +8,7 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files
 
-# As many letters are converted at once: their indices need memory.
+# The number of letters converted at once: their indices need memory.
 BLOCK = 2**22
 BASES = "ACGT"
 # The bases that an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,

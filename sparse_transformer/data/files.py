@@ -25,9 +25,9 @@ DECOMPRESS: Any = {
   ".bz2": lambda data: _members(bz2.BZ2Decompressor, data),
   ".xz": lambda data: _members(lzma.LZMADecompressor, data),
 }
-# As many bytes are read at once.
+# The number of bytes read at once.
 BLOCK = 2**24
-# A larger file, in bytes, is not read as a whole; arrays can be mapped.
+# The largest file read as a whole, in bytes; arrays can be mapped.
 LARGEST = 2**36
 # What other kinds of files begin with.
 KINDS = re.compile(
@@ -47,7 +47,7 @@ SPLIT_OF = {
 }
 NAME = f"(?i:({'|'.join(SPLIT_OF)}))"
 WORD = re.compile(rf"(?<![a-zA-Z0-9]){NAME}(?![a-zA-Z])")
-# What `warn` has told.
+# The topics that `warn` has shown.
 WARNED: set[str] = set()
 
 

@@ -31,7 +31,7 @@ def repeat(config: ConfigDict) -> Images:
     copied = drawn[:, np.arange(n) % period]
     return np.where(is_copy, copied, drawn)
 
-  # A copy is one of the other symbols with this probability each.
+  # The probability that a copy is a given one of the other symbols.
   other = config.noise / symbols
   same = 1 - (symbols - 1) * other
   entropy = -same * math.log2(same)

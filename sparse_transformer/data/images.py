@@ -105,7 +105,7 @@ def _has_arrays(folder):
 
 
 def _distinct(groups):
-  """The files of all splits, of which some may be those of two."""
+  """The files of all splits, each once: two splits may have the same files."""
   return [*dict.fromkeys(itertools.chain.from_iterable(groups.values()))]
 
 
@@ -157,7 +157,8 @@ def _of_pictures(groups, fractions):
 def _divide(groups, fractions, frames=1):
   """Cuts the splits that names do not tell out of images in a fixed order.
 
-  Their own may be that of classes. Clips stay in theirs, which is of time.
+  Images are shuffled, since files may be sorted by class. Clips stay in order
+  of time.
   """
   if "validation" in groups:
     return groups
@@ -259,10 +260,10 @@ def _open_array(path):
   if array.dtype != np.uint8 or not are_images:
     raise ValueError(
       f"{path} holds {array.dtype} {shape}; images must be uint8 (number, rows,"
-      " columns), without 1, 3 or 4 of these, or (number, rows, columns, 1 or 3"
-      " channels): of one,"
-      " save x[None]; of flat pixels, x.reshape(-1, rows, columns, 3); of"
-      " planes, as CIFAR-10 and ImageNet 64x64 are published,"
+      " columns), where rows and columns are not 1, 3 or 4, or (number, rows,"
+      " columns, 1 or 3 channels): of one, save x[None]; of flat pixels,"
+      " x.reshape(-1, rows, columns, 3); of planes, as CIFAR-10 and ImageNet"
+      " 64x64 are published,"
       " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"
     )
 

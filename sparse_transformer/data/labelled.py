@@ -62,7 +62,7 @@ def _by_class(root, depth, paths):
   groups: dict[str, list[pathlib.Path]] = {}
   for path in paths:
     folders = path.relative_to(root).parts[depth:-1]
-    # A file in no such folder has the class "", which is none.
+    # Files beside the folders are kept under "", which is not a class.
     groups.setdefault(folders[0] if folders else "", []).append(path)
   return groups
 

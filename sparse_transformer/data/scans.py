@@ -97,7 +97,7 @@ def _table(name, image):
     ) from None
 
 
-# What an image is in each scan of a kind, itself the first.
+# Each function returns an image in all scans of a kind, first as it is.
 
 
 def _rotations(image):

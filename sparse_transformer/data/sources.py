@@ -28,7 +28,7 @@ Window = tuple[np.ndarray, np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Scans:
-  """The scans of a source's examples: here a single one, of no label.
+  """The scans of a source's examples: here a single one, without labels.
 
   A scan is an order in which the network reads the symbols of an example. It
   has one label for each name in `data.orders`; `SCANS` has others.
@@ -208,8 +208,8 @@ class Sequences(_Apart):
     -1.
 
     Raises:
-      ValueError: an example that is read has no symbols, too many of them, or
-        an unknown label.
+      ValueError: when an example is read that has no symbols, too many, or an
+        unknown label.
     """
     examples = self._split(split)
 

@@ -12,16 +12,17 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files
 
-# What .bin files begin with that are no rows of integers, by what they are.
+# The first bytes of .bin files that are not rows of integers, by their kind.
 NO_TOKENS = {
   "a NumPy array": b"\x93NUMPY",
   "Megatron's index": b"MMIDIDX",
   "llm.c's header of 1,024 bytes": struct.pack("<i", 20240520),
   "llm.c's header, and tokens of uint32": struct.pack("<i", 20240801),
 }
-# As many bytes of a file are looked at.
+# The number of bytes examined at the start of a file.
 HEADER = 1024
-# Of tokens in 32 bits, the upper halves are below, up to a vocabulary of 2^20.
+# Upper halves of 32-bit tokens are below `UPPER` if the vocabulary is at most
+# 2^20, and some lower halves are then at least `LOWER`.
 UPPER = 16
 LOWER = 4096
 DTYPES = (np.uint8, np.uint16, np.uint32)
@@ -128,7 +129,7 @@ class Tokens(codecs.Codec):
 
 
 def _beginning(path):
-  """What a .bin file begins with if these are no tokens, or ""."""
+  """What a .bin file begins with if it does not hold tokens, or ""."""
   with path.open("rb") as file:
     start = file.read(HEADER)
   for kind, magic in NO_TOKENS.items():

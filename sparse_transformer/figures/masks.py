@@ -11,20 +11,20 @@ import numpy as np
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
 
-# As many positions of a matrix are drawn.
+# The most positions of a matrix that are drawn.
 MAX_LENGTH = 4096
-# An image has as many cells on a side: more would not be visible.
+# The most cells on a side of an image: more would not be visible.
 MAX_CELLS = 256
-# Up to as many cells on a side are separated by lines.
+# The most cells on a side that are separated by lines.
 MAX_OUTLINED = 32
-# As many patterns are in one picture.
+# The most patterns in one picture.
 MAX_PANELS = 12
 ALL_QUERIES = "of all queries,\none per row"
 # The side of a panel, in inches.
 PANEL = 2.4
-# As many characters of a title fit on a line above a panel.
+# The number of characters of a title that fit on a line above a panel.
 LINE = 28
-# The title of a pattern has as many lines.
+# The most lines in the title of a pattern.
 MAX_LINES = 8
 # Values of a cell; 0: not attended to; MAYBE: that depends on the content.
 KEY = 1

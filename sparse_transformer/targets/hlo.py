@@ -29,7 +29,7 @@ INSTRUCTION = re.compile(
   r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.MULTILINE
 )
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-# The instructions of the condition of a loop that counts.
+# The opcodes in the condition of a loop that counts.
 COUNTING = {"constant", "compare"}
 # How many there are, by (kind, name).
 Counts = Counter[tuple[str, str]]

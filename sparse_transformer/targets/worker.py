@@ -99,7 +99,7 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 def _attention(experiment, requests, key_heads=0, segments=False, **options):
   """Yields programs of both passes of each distinct pattern.
 
-  Arguments are those of `compilers.compile_for`; others are of `attend`.
+  `compilers.compile_for` explains the options; the rest are `attend`'s.
   """
   model = experiment.model
   train = experiment.config.train

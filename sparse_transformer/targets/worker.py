@@ -163,15 +163,18 @@ def _report(program, experiment, target):
     platforms.targeting(target.compiler, target.capability),
     use_abstract_mesh(experiment.mesh.abstract_mesh),
   ):
-    executor = registry.explain_choice(
-      experiment.model.backend, *program.requests
+    report = dict(
+      name=name,
+      executor=registry.explain_choice(
+        experiment.model.backend, *program.requests
+      ),
     )
-    report = dict(name=name, executor=executor)
     began = _tell(target, f"{name}: tracing")
     try:
       traced = program.function.trace(*program.arguments)
       lowered = traced.lower(lowering_platforms=(target.compiler,))
       lowered_at = _tell(target, f"{name}: compiling")
+      report["trace_seconds"] = round(lowered_at - began, 1)
       compiled = lowered.compile()
     except RuntimeError as error:  # of JAX, or of cuDNN if it is missing
       fits = False if "hbm" in str(error).lower() else None
@@ -183,7 +186,6 @@ def _report(program, experiment, target):
   profile = hlo.profile(compiled.as_text())
   peak = memory.peak_memory_in_bytes
   return report | dict(
-    trace_seconds=round(lowered_at - began, 1),
     compile_seconds=round(ended - lowered_at, 1),
     compiles=True,
     # The compiler for TPUs rejects what does not fit.

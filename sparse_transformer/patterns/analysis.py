@@ -7,6 +7,7 @@
 2
 """
 
+import bisect
 import dataclasses
 import functools
 import itertools
@@ -47,16 +48,14 @@ class _Pairs(NamedTuple):
 @functools.lru_cache(maxsize=64)
 def _find_pairs(part, n):
   *full, tiles = layout_lib.cover(part, n, TILE)
-  shape = len(tiles.rows), TILE, TILE // 8
-  bits = np.zeros(shape, np.uint8)
-  pairs_of_tiles = layout_lib.pairs_of_tiles(
+  bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
+  for here, pairs in layout_lib.pairs_of_tiles(
     part,
     orders(part, n),
     TILE,
     tiles.rows,
     tiles.cols,
-  )
-  for here, pairs in pairs_of_tiles:
+  ):
     bits[here] = np.packbits(pairs, axis=-1)
   return _Pairs(full, tiles, bits)
 
@@ -129,23 +128,27 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
   some_queries = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some_queries, np.arange(n))):
     return True
-  for part in pattern.parts():
-    for nodes in layout_lib.cover(part, n, TILE):
-      if len(nodes.pairs):
-        return True
-  return False
+  covers = [layout_lib.cover(part, n, TILE) for part in pattern.parts()]
+  return any(len(nodes.pairs) for nodes in itertools.chain(*covers))
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
   """Returns whether no query attends to a later key, whatever the content."""
   pattern.check(n)
-  return not has_pairs(pattern.support() - Causal(), n)
+  pattern = pattern.support()
+  # What follows from the sides needs no search among the pairs of both.
+  match pattern:
+    case Union(left, right):
+      return is_causal(left, n) and is_causal(right, n)
+    case Difference(side) | Intersection(_, side) if is_causal(side, n):
+      return True
+  return not has_pairs(pattern - Causal(), n)
 
 
 def first_leak(pattern: Pattern, n: int) -> Pair | None:
   """Returns the first key that an earlier query sees, as (query, key).
 
-  The query is the first that sees it. None: there is no such key.
+  The query is the first that sees this key. Returns None for a causal pattern.
 
   >>> from sparse_transformer.patterns import Local
   >>> first_leak(Local(5, causal=False), 9)
@@ -154,9 +157,13 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
   if is_causal(pattern, n):
     return None
   late = pattern.support() - Causal()
-  first = _reduce(np.minimum, late, _column(n), empty=n, by_key=True)[:, 0]
-  key = int(np.flatnonzero(first < n)[0])
-  return int(first[key]), key
+
+  def has_leak(length):
+    return has_pairs(late.beginning(length), length)
+
+  # The key is the last position of the shortest sequence that has a leak.
+  key = bisect.bisect_left(range(1, n), True, key=has_leak)
+  return int(np.argmax(late.mask(np.arange(key), np.asarray(key)))), key
 
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
@@ -184,7 +191,7 @@ def most_keys(pattern: Pattern, n: int) -> int:
       return min(n, most_keys(left, n) + most_keys(right, n))
     case Intersection(left, right):
       return min(most_keys(left, n), most_keys(right, n))
-    case Difference(left, _):
+    case Difference(left):
       return most_keys(left, n)
   assert isinstance(pattern, Content)
   return pattern.most_keys(n)
@@ -202,11 +209,8 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
 
 def last_readers(pattern: Pattern, n: int) -> np.ndarray:
   """Returns the last query that attends to each key: int64 [n], -1 for none."""
-  return _reduce(np.maximum, pattern, _column(n), empty=-1, by_key=True)[:, 0]
-
-
-def _column(n):
-  return np.arange(n)[:, None]
+  queries = np.arange(n)[:, None]
+  return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
 
 
 def cache_size(pattern: Pattern, n: int) -> int:

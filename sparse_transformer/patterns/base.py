@@ -122,8 +122,7 @@ class Pattern:
     """The set as booleans [n, n], with one row per query."""
     self.check(n)
     positions = np.arange(n)
-    mask = self.mask(positions[:, None], positions)
-    return np.broadcast_to(mask, (n, n))
+    return np.broadcast_to(self.mask(positions[:, None], positions), (n, n))
 
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
@@ -315,7 +314,7 @@ class Checked(Pattern):
 
 
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
-  """Checks the fields of a pattern, and its `causal`, if it has that.
+  """Checks the fields of a pattern, and `causal` if it has one.
 
   Args:
     pattern: a dataclass.
@@ -323,8 +322,8 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
     minimum: the least value of each.
 
   Raises:
-    ValueError: a field is no integer of at least `minimum` that fits in 32
-      bits, or `causal` is no boolean.
+    ValueError: a field is not an integer of at least `minimum` that fits in 32
+      bits, or `causal` is not a boolean.
   """
   for field in fields:
     value = getattr(pattern, field)

@@ -121,7 +121,7 @@ class Content(Checked):
   def find_buckets(self, known: Known) -> Array:
     """The buckets that decide which pairs are in the set: int32 [B, H, L, C].
 
-    They are those of a hash or of clusters, or chosen blocks of keys.
+    A bucket is a hash value, a cluster, or a block of keys.
     """
     raise NotImplementedError
 

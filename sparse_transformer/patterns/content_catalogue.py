@@ -131,9 +131,10 @@ class LSH(_Grouped):
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
-    rounds = []
-    for r in range(self.rounds):
-      rounds.append(_sort(buckets_BHLC[..., r], self.window, segments_BL))
+    rounds = [
+      _sort(buckets_BHLC[..., r], self.window, segments_BL)
+      for r in range(self.rounds)
+    ]
     is_alone = functools.reduce(operator.and_, (x.is_first for x in rounds))
 
     sets = []
@@ -193,14 +194,15 @@ class Routing(_Grouped):
     order, coordinates, _ = _sort(
       buckets_BHLC[..., 0], self.window, segments_BL
     )
-    near = Near(
-      order=order,
-      as_query=coordinates,
-      as_key=coordinates,
-      window=self.window,
-      reach=self.window - 1,
+    return (
+      Near(
+        order=order,
+        as_query=coordinates,
+        as_key=coordinates,
+        window=self.window,
+        reach=self.window - 1,
+      ),
     )
-    return (near,)
 
 
 @register
@@ -227,8 +229,7 @@ class TopBlocks(Content):
     num_keys = known.k_BMGK.shape[1]
     num_blocks = (num_keys - 1) // self.size  # to choose from
     if not num_blocks:
-      shape = b, h, num_queries, 1
-      return jnp.full_like(known.q_BLHK, -1, jnp.int32, shape)
+      return jnp.full_like(known.q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
 
     keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
     means_BDGK = keys_BDSGK.mean(2)
@@ -258,8 +259,7 @@ class TopBlocks(Content):
     segments_BDS = self._cut(key_segments_BM, num_blocks)
     first_BD1 = segments_BDS[..., :1]
     is_whole_BD = (segments_BDS == first_BD1).all(-1)
-    first_B1D = first_BD1.swapaxes(1, 2)
-    is_same_BLD = query_segments_BL[..., None] == first_B1D
+    is_same_BLD = query_segments_BL[..., None] == first_BD1.swapaxes(1, 2)
     return is_same_BLD & is_whole_BD[:, None]
 
   def _cut(self, x_BM, num_blocks):

@@ -173,5 +173,4 @@ def explicit(matrix: np.ndarray) -> Pattern:
     )
   bits = np.packbits(pairs, axis=1, bitorder="little")
   digest = hashlib.sha256(bits).hexdigest()
-  lookup = _Lookup(digest, bits)
-  return _Where(lookup, name=f"explicit({digest[:8]!r})", n=n)
+  return _Where(_Lookup(digest, bits), f"explicit({digest[:8]!r})", n)

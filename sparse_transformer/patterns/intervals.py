@@ -249,8 +249,8 @@ class QueryPlusKey(Integer):
     factor = _constant(other)
     return QueryPlusKey(
       self.pairs,
-      u=self.u * factor,
-      v=self.v * factor,
+      self.u * factor,
+      self.v * factor,
     )
 
   def __abs__(self) -> Any:
@@ -292,13 +292,7 @@ class Interval(Integer):
     return type(self)(low, high)
 
   def __mul__(self, other: Any) -> "Interval":
-    low, high = _bounds(other)
-    corners = (
-      self.low * low,
-      self.low * high,
-      self.high * low,
-      self.high * high,
-    )
+    corners = [x * y for x in self.bounds() for y in _bounds(other)]
     return type(self)(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
   def __floordiv__(self, divisor: int) -> "Interval":

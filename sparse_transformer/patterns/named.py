@@ -90,8 +90,8 @@ def factorize(
     length: positions in a sequence, which `nanochat` requires.
 
   Raises:
-    ValueError: a setting that the name uses is out of range, or the text is no
-      expression.
+    ValueError: a setting that the name uses is out of range, or the text is not
+      an expression.
 
   >>> settings = dict(stride=8, window=8, width=2, num_summaries=2)
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")
@@ -208,8 +208,7 @@ def bidirectional(pattern: Pattern) -> Pattern:
     case Combination(left, right):
       return type(pattern)(bidirectional(left), bidirectional(right))
   if hasattr(pattern, "causal"):
-    changes: Any = dict(causal=False)
-    return dataclasses.replace(pattern, **changes)
+    return dataclasses.replace(pattern, causal=False)  # type: ignore[call-arg]
   return pattern
 
 
@@ -233,7 +232,7 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
     A tuple (factors) of tuples (heads) of patterns.
 
   Raises:
-    ValueError: the text is no such expression.
+    ValueError: the text is not such an expression.
 
   >>> for heads in parse("(Local(4), Local(8)), BigBird(32) | Strided(8)"):
   ...   print(*heads, sep=" and ")
@@ -273,12 +272,14 @@ def _split(text):
   except (ValueError, RecursionError, MemoryError):
     raise _unknown(text) from None
 
-  factors = []
-  for node in tree.elts if isinstance(tree, ast.Tuple) else [tree]:
-    factors.append(node.elts if isinstance(node, ast.Tuple) else [node])
+  factors = [_items(node) for node in _items(tree)]
   if not all(factors):
     raise _unknown(text)
   return factors
+
+
+def _items(node):
+  return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
 _OPERATORS = {

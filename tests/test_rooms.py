@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from helpers import runs
+from helpers.cases import soak
 
 from sparse_transformer import patterns
 from sparse_transformer.model import options
@@ -13,7 +14,7 @@ from sparse_transformer.model import options
 OPTIONS = {option.__name__: option.__module__ for option in options.ALL}
 ROOMS = (*OPTIONS, *patterns.CONTENT, "targets")
 PROGRAM = """
-import importlib, pathlib, pkgutil
+import importlib, pathlib, pkgutil, sys
 import sparse_transformer
 from helpers import runs
 from sparse_transformer.training.loop import train
@@ -24,6 +25,12 @@ name = "sparse_transformer"
 for module in pkgutil.walk_packages([name], f"{name}."):
   if not module.name.endswith("__main__"):
     importlib.import_module(module.name)
+
+from sparse_transformer import patterns
+from sparse_transformer.model import options
+
+left = {*patterns.CONTENT, *(x.__name__ for x in options.ALL)} & {*sys.argv}
+assert not left, left
 train(runs.tiny(**{"train.steps": 2}), here / "run")
 """
 
@@ -51,7 +58,7 @@ def delete(room, folder):
   "rooms",
   [
     ROOMS,
-    *(pytest.param([room], marks=pytest.mark.soak) for room in ROOMS),
+    *(soak([room]) for room in ROOMS),
   ],
   ids=str,
 )
@@ -60,9 +67,9 @@ def test_the_rest_trains_without_optional_rooms(tmp_path, rooms):
   shutil.copytree(runs.REPO / package.name, package)
   for room in rooms:
     delete(room, tmp_path)
-  folders = tmp_path, runs.REPO, runs.REPO / "tests"
+  folders = runs.REPO, runs.REPO / "tests"
   path = os.pathsep.join(map(str, folders))
-  done = runs.python("-c", PROGRAM, cwd=tmp_path, PYTHONPATH=path)
+  done = runs.python("-c", PROGRAM, *rooms, cwd=tmp_path, PYTHONPATH=path)
   assert done.returncode == 0, done.stderr
   metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
   assert metrics.count('"split": "train"') == 2

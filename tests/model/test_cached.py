@@ -31,11 +31,7 @@ CONTENT = (
   (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
   (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
 )
-OPTIONS = dict(
-  key_heads=1,
-  sinks=True,
-  positions="rotary",
-)
+OPTIONS = dict(key_heads=1, sinks=True, positions="rotary")
 
 
 def network(layers, **changes):
@@ -88,10 +84,7 @@ def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   for t in range(start, config.length):
     found, cache = step(params, cache, tokens[:, t - 1], np.int32(t))
     np.testing.assert_allclose(
-      found,
-      expected[:, t],
-      atol=tolerance,
-      rtol=tolerance,
+      found, expected[:, t], atol=tolerance, rtol=tolerance
     )
 
 

@@ -101,12 +101,7 @@ def test_second_call_traces_nothing():
   params = np.zeros((1, 1, 5), np.float32)
   draw(apply, params, num=2)
   count = len(traced)
-  draw(
-    apply,
-    params,
-    num=2,
-    seed=1,
-  )
+  draw(apply, params, num=2, seed=1)
 
   assert len(traced) == count > 0
 
@@ -128,12 +123,7 @@ def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
     return jnp.zeros((1, 20, 5))
 
   checks = []
-  draw(
-    apply,
-    {},
-    num=1,
-    check_stop=lambda: checks.append(1),
-  )
+  draw(apply, {}, num=1, check_stop=lambda: checks.append(1))
 
   assert len(checks) == 3  # at the start, and after two chunks of three
 

@@ -15,21 +15,13 @@ from sparse_transformer.patterns import Local
 
 @pytest.mark.parametrize(
   "num_layers, cycle, period",
-  [
-    (5, (), 2),
-    (8, (1, 0, 0, 0), 4),
-    (3, (1, 0, 0, 0), 3),
-    (4, (0,), 1),
-  ],
+  [(5, (), 2), (8, (1, 0, 0, 0), 4), (3, (1, 0, 0, 0), 3), (4, (0,), 1)],
 )
 def test_period_is_the_number_of_layers_after_which_patterns_repeat(
   num_layers, cycle, period
 ):
   assigned = assign(num_layers=num_layers, cycle=cycle)
-  config = networks.config(
-    num_layers=num_layers,
-    patterns=assigned,
-  )
+  config = networks.config(num_layers=num_layers, patterns=assigned)
   assert model.period(config) == period
 
 
@@ -91,10 +83,7 @@ def test_initial_parameters_have_the_published_spread():
 
 @pytest.mark.parametrize(
   "name, mode, backend",
-  [
-    ("strided", "interleaved", "auto"),
-    ("fixed", "heads", "dense"),
-  ],
+  [("strided", "interleaved", "auto"), ("fixed", "heads", "dense")],
 )
 def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   name, mode, backend
@@ -102,9 +91,7 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   # One axis of positions: each has its own embedding, which is added to the
   # symbol before it is shifted by one.
   config = networks.config(
-    shape=(LENGTH, 1),
-    patterns=assign(name, mode),
-    backend=backend,
+    shape=(LENGTH, 1), patterns=assign(name, mode), backend=backend
   )
   apply = model.make_apply(config)
   symbols = networks.tokens(config, batch=1)
@@ -149,28 +136,16 @@ def test_dropout_is_determined_by_its_rng_and_needs_a_rate():
   np.testing.assert_array_equal(drop(), plain(params, symbols))
   # A different program, which rounds differently.
   no_rate = plain(params, symbols, first)
-  np.testing.assert_allclose(
-    no_rate,
-    drop(),
-    rtol=1e-5,
-    atol=1e-5,
-  )
+  np.testing.assert_allclose(no_rate, drop(), rtol=1e-5, atol=1e-5)
 
 
 def test_branches_and_layers_drop_independently():
   same = ((Local(4),) * 2,) * 2
-  config = networks.config(
-    dropout=0.5,
-    width=64,
-    patterns=same,
-  )
+  config = networks.config(dropout=0.5, width=64, patterns=same)
   network = networks.make(config, std=0.1)
   x = jnp.zeros((1, LENGTH, 64))
   # Constant branches: what was dropped can be read off the sum.
-  for name, value in (
-    ("out", 1.0),
-    ("mlp_out", 3.0),
-  ):
+  for name, value in (("out", 1.0), ("mlp_out", 3.0)):
     part = getattr(network.blocks, name)
     part.kernel[...] = jnp.zeros_like(part.kernel[...])
     scale = jnp.array([[1.0], [10.0]])

@@ -135,13 +135,7 @@ def test_draws_cover_all_eligible_blocks(count):
 
 
 def test_random_blocks_are_distinct_and_from_the_past():
-  pattern = patterns.RandomBlocks(
-    1,
-    3,
-    seed=1,
-    first=2,
-    last=4,
-  )
+  pattern = patterns.RandomBlocks(1, 3, seed=1, first=2, last=4)
   matrix = pattern.matrix(400)
   eligible = np.clip(np.arange(400) - 4 - 2 + 1, 0, None)
 

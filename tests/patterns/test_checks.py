@@ -121,10 +121,12 @@ def test_accepted_masks_are_the_same_in_32_and_64_bits(number, n):
     lambda q, k: max(q, k) < 3,
     lambda q, k: k <= q and q == k,
     lambda q, k: np.where(q < k, 1, 0) == 1,
+    lambda q, k: np.logical_and(k <= q, q < 5),
     lambda q, k: q[0] < k,
     lambda q, k: (k <= q) + (q < 5),
     lambda q, k: (k <= q) & 1,
     lambda q, k: (k <= q) == 1,
+    lambda q, k: q - k,
     lambda q, k: None,
   ],
 )

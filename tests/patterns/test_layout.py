@@ -11,14 +11,7 @@ def fill_of(layout):
   return layout.pairs.sum() / (len(layout.pairs) * layout.tile**2)
 
 
-@pytest.mark.parametrize(
-  "tile, fill",
-  [
-    (32, 0.758),
-    (64, 0.455),
-    (128, 0.227),
-  ],
-)
+@pytest.mark.parametrize("tile, fill", [(32, 0.758), (64, 0.455), (128, 0.227)])
 def test_columns_fill_small_tiles_best(tile, fill):
   # A column has 96 positions: its triangle takes three tiles of 32 on a side,
   # full except on the diagonal. In natural order, a tile has one pair in 128.

@@ -9,12 +9,7 @@ from helpers.errors import refused
 from sparse_transformer import patterns
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
-SETTINGS = dict(
-  stride=8,
-  window=8,
-  width=2,
-  num_summaries=2,
-)
+SETTINGS = dict(stride=8, window=8, width=2, num_summaries=2)
 
 
 def assign(name, mode, num_layers, num_heads, **changes):
@@ -94,11 +89,7 @@ def test_heads_that_combine_too_many_patterns_are_rejected(text, mode):
 
 def test_heads_of_one_factor_use_the_summaries_from_the_first():
   # The third summary would not fit, and is not needed.
-  settings = dict(
-    num_summaries=4,
-    stride=8,
-    width=3,
-  )
+  settings = dict(num_summaries=4, stride=8, width=3)
   ((*_, last),) = assign("fixed", "heads", 1, 4, **settings)
   assert last == Summary(8, 3, 1)
 
@@ -133,12 +124,7 @@ def test_a_name_requires_only_the_settings_that_it_uses():
     with refused(r"Local\(0\): window must be at"):
       patterns.factorize(name)
   with refused("num_summaries=0 must be at least 1"):
-    patterns.factorize(
-      "fixed",
-      stride=8,
-      width=2,
-      num_summaries=0,
-    )
+    patterns.factorize("fixed", stride=8, width=2, num_summaries=0)
 
 
 def test_nanochat_requires_the_length():
@@ -172,12 +158,7 @@ def test_fixed_deepspeed_is_the_layout_of_deepspeed(num_blocks, head):
   size = 3
   layout = deepspeed_layout(num_blocks, 4, 1, 3, head)
   causal = np.tri(num_blocks * size, dtype=bool)
-  settings = dict(
-    stride=4 * size,
-    window=1,
-    width=size,
-    num_summaries=3,
-  )
+  settings = dict(stride=4 * size, window=1, width=size, num_summaries=3)
   (pattern,) = patterns.factorize("fixed_deepspeed", **settings, head=head)
   expected = layout.repeat(size, 0).repeat(size, 1) & causal
 
@@ -226,10 +207,7 @@ def test_combination_is_parsed_back_from_its_text(pattern):
   ],
 )
 def test_error_about_a_wrong_expression_is_one_line(text, message):
-  with (
-    refused(message) as error,
-    warnings.catch_warnings(action="error"),
-  ):
+  with refused(message) as error, warnings.catch_warnings(action="error"):
     patterns.parse(text)[0][0].check(1000)
   assert "\n" not in str(error.value)
   assert len(str(error.value)) < 600

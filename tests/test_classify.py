@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import re
+import shutil
 import types
 
 import jax
@@ -154,6 +155,17 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))
   assert score.accuracy == (logits_BC.argmax(1) == examples[:, -2]).mean()
+
+
+def test_resumed_run_is_the_same(run, tmp_path):
+  workdir, config = run
+  resumed = shutil.copytree(workdir, tmp_path / "run")
+  shutil.rmtree(resumed / "checkpoints" / "40")
+  train(config, resumed)
+
+  assert runs.without_speed(resumed) == runs.without_speed(workdir)
+  states = (open_run(folder).restore() for folder in (workdir, resumed))
+  jax.tree.map(np.testing.assert_array_equal, *states)
 
 
 def test_explain_names_what_is_read(run, capsys, tmp_path, monkeypatch):

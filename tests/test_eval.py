@@ -290,7 +290,11 @@ def test_text_of_another_source_is_scored_in_other_parts(workdir, capfd):
 
 
 def test_bits_by_position_are_written_and_drawn(workdir, capfd):
-  (result,) = scores(capfd, workdir, "--split=validation", "--min_context=9")
+  words = "--split=validation", "--min_context=9"
+  assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
+  out, err = capfd.readouterr()
+  result = json.loads(out)
+  assert err.endswith(f", {result['tokens']} bytes, min_context=9\n")
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
   saved = json.loads(stem.with_suffix(".json").read_text())
   bits = saved["by_position"]

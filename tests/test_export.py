@@ -280,6 +280,16 @@ def test_file_that_was_saved_again_is_read_with_a_line(saved, capfd):
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+def test_flipped_bit_is_noticed(saved, capfd):
+  path, _ = saved
+  content = bytearray(path.read_bytes())
+  content[-len(content) // 2] ^= 1
+  path.write_bytes(content)
+  exported.load(path)
+
+  assert "x.safetensors is not as exported" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
   "change, words",
   [

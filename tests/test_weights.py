@@ -119,7 +119,7 @@ def commands_of_the_page():
   return [shlex.split(line, comments=True) for line in lines]
 
 
-def test_flags_on_the_page_exist(tmp_path):
+def test_flags_on_the_page_exist():
   """Training takes minutes and needs data: its commands are only parsed."""
   commands = commands_of_the_page()
   trained = [words for words in commands if words[:2] == ["python", "train.py"]]

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from helpers.small_data import source_of
 
-from sparse_transformer import data
+from configs import repeat
+from sparse_transformer import data, patterns
+from sparse_transformer.training.experiment import Experiment
 
 
 def sequences(name, split="test", **changes):
@@ -66,3 +68,41 @@ def test_splits_share_no_sequence(name):
   )
   splits = [{*map(bytes, sequences(name, s, **changes))} for s in data.SPLITS]
   assert len(set.union(*splits)) == sum(map(len, splits)) == 2**16 + 2**13
+
+
+# Patterns of about 16 keys a query. What two layers of the last two see ends 30
+# positions back, or 30 before a multiple of 32: a period is one more.
+@pytest.mark.soak
+@pytest.mark.parametrize(
+  "pattern, sees",
+  [
+    ("Local(8) | Strided(32, offset=1)", True),
+    ("Local(8) | Strided(32)", False),
+    ("Local(16)", False),
+  ],
+)
+def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
+  config = repeat.get_config()
+  changes = {
+    "attention.pattern": pattern,
+    "data.length": 256,
+    "data.columns": 32,
+    "data.period": 32,
+    "train.batch_size": 4,
+    "train.steps": 40,
+    "optimizer.learning_rate": 0.03,
+    "optimizer.warmup_steps": 10,
+  }
+  config.update_from_flattened_dict(changes)
+  experiment = Experiment(config)
+  # Key k holds symbol k - 1, and the first key none.
+  q, k = np.nonzero(patterns.reach(experiment.model.patterns, 256))
+  assert np.any((k > 0) & ((q + 1 - k) % 32 == 0)) == sees
+
+  state = experiment.first_state()
+  for step in range(40):  # each batch is new
+    state, measured = experiment.update(state, experiment.batch(step))
+  bits = measured["nats"] / np.log(2)
+
+  # The optimum, and chance.
+  assert bits < 0.5 + 0.05 if sees else bits > 3.9

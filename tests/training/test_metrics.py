@@ -248,7 +248,9 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
   monkeypatch.setattr(metrics.processes, "is_first", lambda: False)
   with metrics.Writer(tmp_path, **given) as writer:
     writer.write(5, "train", nats=0.5, bits_per_dim=0.7)
+  metrics.processes.say("another process says this")
   assert len(got) == 5
+  assert "another" not in capsys.readouterr().out
 
 
 def test_stopwatch_counts_training_only_and_resumes(monkeypatch):

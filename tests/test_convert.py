@@ -234,9 +234,11 @@ def test_convert_needs_no_data(tmp_path, capfd):
   assert "data.path is not set" in capfd.readouterr().err
 
   data_path = f"--config.data.path={moved}"
-  (bits,) = runs.scores(capfd, run, data_path)
+  assert runs.command("eval.py", workdir, data_path) == 0
+  out, err = capfd.readouterr()
 
-  assert bits["tokens"] == len(moved.read_bytes()) // 4
+  assert json.loads(out)["tokens"] == len(moved.read_bytes()) // 4
+  assert "test, converted weights: " in err
   # Weights on unknown data are trained on any that fit.
   changes = {"data.path": str(moved), "train.steps": 2}
   config = open_run(run).experiment.config.replace(**changes)

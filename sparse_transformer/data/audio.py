@@ -128,14 +128,19 @@ def _check_chunks(data):
   ValueError if sound is missing.
   """
   sounds = []
+  long_size = None  # of the sound, in a file of over 4 GiB
   start = 12
   while CHUNK.fullmatch(data[start : start + 8]):
     name, size = struct.unpack_from("<4sI", data, start)
     start += 8
     left = len(data) - start
+    if name == b"ds64":
+      (long_size,) = struct.unpack_from("<Q", data, start + 8)
     if name == b"data":
+      is_stream = long_size is None and size >= STREAM
+      size = size if long_size is None else long_size
       sounds.append(size)
-      if size >= STREAM and size > left:
+      if is_stream and size > left:
         return "the header of a stream", "all that follows is read"
     if size > left:
       raise ValueError(f"its chunk {name!r} has {left:,} of {size:,} bytes")

@@ -199,7 +199,8 @@ def sample(
     (sequences of the dtype of the prompts, seconds without compiling).
 
   Raises:
-    ValueError: a prompt is longer than a sequence.
+    ValueError: a prompt is longer than a sequence, or its dtype cannot hold all
+      symbols.
   """
   first = prompts.shape[1]
   if first > length:
@@ -267,6 +268,13 @@ def _draw(decoder, sampler, structure, shardings):
       state, last_B, tokens_BC = carry
       t = first + i
       logits_BV, state = decoder.step(params, state, last_B, t)
+      num_symbols = logits_BV.shape[1]
+      # A symbol that does not fit would become another one silently.
+      if num_symbols - 1 > jnp.iinfo(last_B.dtype).max:
+        raise ValueError(
+          f"prompts of {last_B.dtype} cannot hold {num_symbols:,} symbols; use"
+          " a larger dtype, even if prompts are empty"
+        )
       next_B = sampler(logits_BV, rngs[t])
       next_B = next_B.astype(tokens_BC.dtype)
       return state, next_B, tokens_BC.at[:, i].set(next_B)

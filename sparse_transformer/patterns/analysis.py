@@ -142,6 +142,8 @@ def is_causal(pattern: Pattern, n: int) -> bool:
       return is_causal(left, n) and is_causal(right, n)
     case Difference(side) | Intersection(_, side) if is_causal(side, n):
       return True
+    case Intersection(side, _) if is_causal(side, n):
+      return True
   return not has_pairs(pattern - Causal(), n)
 
 

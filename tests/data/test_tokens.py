@@ -14,6 +14,7 @@ from helpers.small_data import config, source_of
 
 from sparse_transformer import data
 from sparse_transformer.data import files
+from sparse_transformer.model import sampling
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.evaluation import samples
 from sparse_transformer.training.experiment import Experiment
@@ -381,3 +382,18 @@ def test_tokens_beyond_16_bits_are_trained_on_and_scored(tmp_path):
 
   assert hit.any()
   assert nats[hit].max() < nats[~hit].min() - 1
+
+
+def test_prompts_too_small_for_the_vocabulary_are_rejected():
+  def apply(params, tokens_BL):
+    return np.zeros((*tokens_BL.shape, 257), "f4")
+
+  decoder = sampling.Recompute(apply, 4)
+  sampler = sampling.Sampler()
+  with refused("uint8 cannot hold 257 symbols"):
+    sampling.sample(decoder, {}, sampler, np.zeros((1, 0), np.uint8), 4)
+  prompts = np.zeros((1, 0), np.uint16)
+  tokens, _ = sampling.sample(decoder, {}, sampler, prompts, 4)
+
+  assert tokens.shape == (1, 4)
+  assert tokens.dtype == np.uint16

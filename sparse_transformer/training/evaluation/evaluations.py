@@ -19,6 +19,7 @@ from sparse_transformer import (
   schema,
   version,
 )
+from sparse_transformer.attention import registry
 from sparse_transformer.figures import curves, style
 from sparse_transformer.signals import Signals
 from sparse_transformer.training import kernel_check
@@ -171,11 +172,15 @@ def evaluate_run(
   # Steps may have different configs; those with the same are compiled once.
   experiments = {run.experiment.config: run.experiment for run in runs}
   # Errors of any request are found before the work starts.
+  avoided: dict[str, str] = {}
   for experiment in experiments.values():
     kernel_check.avoid_wrong(experiment)
+    avoided |= registry.avoided()
     for request in requests:
       request.windows(experiment.source)
 
+  # What is wrong for one of the configs is run for none.
+  registry.avoid(avoided)
   unsaved = None
   with Signals() as signals:
     for opened in runs:

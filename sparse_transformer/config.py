@@ -51,7 +51,8 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
 
   Raises ValueError as `schema.Config.replace` does.
   """
-  # What is no literal of Python is a text that the field's rule will reject.
+  # A text that is not a Python literal stays one, and the field's rule rejects
+  # it.
   values: dict[str, Any] = {**texts}
   for field, text in texts.items():
     if schema.FIELDS[field].type is not str:

@@ -13,7 +13,7 @@ from sparse_transformer.attention.executors.mosaic import Mosaic
 from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import PLATFORMS
 
-DENSE = "dense"  # the reference, which is no executor: it has no plans
+DENSE = "dense"  # the reference, which has no plans and is not registered
 PLAIN = DENSE, "batched", "streamed"  # which have no kernels
 
 EXECUTORS: dict[str, Executor] = {}

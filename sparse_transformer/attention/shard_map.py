@@ -27,7 +27,7 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
       f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
     )
   asked = _split_by(spec, mesh)
-  # Those of an enclosing `jax.shard_map` have split the arrays already.
+  # The axes of an enclosing `jax.shard_map` have already split the arrays.
   outside = {*mesh.manual_axes}
   split = Split(
     sequences=_without(asked.sequences, outside),

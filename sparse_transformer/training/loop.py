@@ -410,7 +410,7 @@ def _lacks_validation(run, step, is_last):
 
 def _log(run, step, measured, watch):
   values = _finite(measured)
-  # Too large a loss scale is no error: the next one is smaller.
+  # The loss scale was too large, which is not an error: the next is smaller.
   if values is None:
     return
   values |= costs.speed(watch.rate(), run.experiment.model)

@@ -173,7 +173,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """The lines of `metrics.jsonl`, without one that a kill has cut off.
 
   Each has a `step`, a `split`, and the numbers of `NEEDED`.
-  Raises OSError if there is no such file, ValueError if it is not regular.
+  Raises OSError if the file does not exist, ValueError if it is not regular.
   """
   path = pathlib.Path(workdir) / "metrics.jsonl"
   lines = []

@@ -17,7 +17,7 @@ def parse_limit(
 ) -> Limit:
   """The kind and number in KIND:N, the value of a flag, or a ValueError."""
   kind, _, number = text.partition(":")
-  # What is no number is out of bounds.
+  # A text that is not a number is out of bounds.
   try:
     amount = float(number)
   except ValueError:

@@ -151,7 +151,7 @@ def _fit(params, weights, changed, settings):
 
   problems = changed + list(reasons.values())
   problems += [f"{name} is absent here" for name in unused]
-  # Then it is no other start, but a mistake.
+  # If no array fits, another file was meant.
   none_fits = len(reasons) == len(leaves)
   if problems and (not settings.init_partial or none_fits):
     raise ValueError(

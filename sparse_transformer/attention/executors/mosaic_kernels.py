@@ -144,8 +144,8 @@ def _gradients_of_scores(step, pairs):
   queries = step.queries
   scores, factor, slope = step.scaled_dot()
 
-  # Relative to the log-sum-exp over all keys, no maximum is needed. Where there
-  # is no pair, a weight may be above 1: it is masked afterwards.
+  # The log-sum-exp over all keys takes the place of the maximum. Outside the
+  # pairs, weights may exceed 1; they are masked afterwards.
   weights = jnp.exp2(scores * factor - queries.lse[...] * LOG2_E)
   weights = keep_pairs(weights, pairs, 0.0)
 

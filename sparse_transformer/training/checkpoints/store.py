@@ -113,7 +113,7 @@ class Saved:
       return steps[-1]
     if step == "best" and (bits := self.validations()):
       return min(bits, key=bits.__getitem__)
-    # As texts: a step that is no number has no checkpoint.
+    # Steps are compared as texts, because a step may not be a number.
     if str(step) in map(str, steps):
       return int(step)  # type: ignore[arg-type]  # not None
 
@@ -335,7 +335,7 @@ class Saver:
     if new.metrics is not None:
       bits[new.step] = new.metrics
 
-    # What is no complete checkpoint is somebody else's, and stays.
+    # Incomplete checkpoints belong to somebody else, and stay.
     steps = sorted({new.step}.union(self.saved.steps()))
     best = min(bits, key=bits.__getitem__, default=None)
     kept = set(steps[-self._keep :]) | {best}

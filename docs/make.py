@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from sparse_transformer import attention, patterns, schema, tables
-from sparse_transformer.attention import pair_weights
+from sparse_transformer.attention import find_pairs
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
   image_of_matrix,
@@ -74,10 +74,6 @@ OF_CONTENT = {
     "TopBlocks": (
       "TopBlocks(6, 3)",
       "Block(6) | TopBlocks(6, 3)",
-    ),
-    "AdaptiveSpan": (
-      "AdaptiveSpan(24, ramp=8)",
-      "Strided(12) | AdaptiveSpan(12, ramp=4)",
     ),
   }.items()
 }
@@ -142,22 +138,17 @@ class _Realized(Pattern):
 
 @functools.lru_cache(maxsize=64)
 def realize(pattern: Pattern) -> Pattern:
-  """The pattern with the pairs that it has for the given input.
-
-  Spans are half of the longest.
-  """
+  """The pattern with the pairs that it has for the given input."""
   if not pattern.contents():
     return pattern
   vectors, centers = given_input()
   directions = {}
   for content in pattern.contents():
-    if isinstance(content, patterns.AdaptiveSpan):
-      directions[content] = np.float32([content.max // 2])
-    elif isinstance(content, patterns.Routing):
+    if isinstance(content, patterns.Routing):
       directions[content] = centers[None, : content.num_directions]
   q_BLHK = vectors[None, :, None]
-  weights = pair_weights((pattern,), q_BLHK, q_BLHK, directions)
-  return _Realized(np.asarray(weights)[0, 0] > 0)
+  mask_BHLM = find_pairs((pattern,), q_BLHK, q_BLHK, directions)
+  return _Realized(np.asarray(mask_BHLM)[0, 0])
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:

@@ -204,6 +204,9 @@ class Model(Group):
   key_heads: int = field(
     0, "of keys, values; 0: num_heads", integer(0, 10_001), affects="all"
   )
+  max_span: int = field(
+    0, "longest learned span of a head; 0: none", affects="all"
+  )
   sinks: bool = field(
     False, "a learned logit per head, in each softmax", affects="all"
   )

@@ -51,7 +51,7 @@ OPTIONS = {
     "model.positions": "rotary",
     "attention.pattern": "gpt_oss",
   },
-  "spans": {"attention.pattern": "AdaptiveSpan(9, 4), Local(3)"},
+  "spans": {"model.max_span": 9, "attention.pattern": "dense, Local(3)"},
   "content": {"attention.pattern": "LSH(4, 4, 2), Block(5) | TopBlocks(5, 2)"},
   "experts": {
     "model.experts": 4,

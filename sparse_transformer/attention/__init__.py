@@ -10,14 +10,10 @@ from sparse_transformer.attention.adapters import (
   as_attention_fn as as_attention_fn,
 )
 from sparse_transformer.attention.content.binding import (
-  pair_weights as pair_weights,
+  find_pairs as find_pairs,
 )
 from sparse_transformer.attention.content.grouping import (
   group_by_label as group_by_label,
-)
-from sparse_transformer.attention.content.spans import (
-  span_of as span_of,
-  spans_of_heads as spans_of_heads,
 )
 from sparse_transformer.attention.contract import (
   SAVED_NAMES as SAVED_NAMES,
@@ -26,6 +22,7 @@ from sparse_transformer.attention.contract import (
   Scores as Scores,
   Split as Split,
   Unsupported as Unsupported,
+  bias_at as bias_at,
 )
 from sparse_transformer.attention.decoding import (
   Cache as Cache,

@@ -184,6 +184,33 @@ def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
   return sinks
 
 
+def check_bias(
+  bias_HD: jax.Array, patterns: Sequence[Pattern], length: int, dtype: Any
+) -> jax.Array:
+  """The bias of `attend` to add to scores; a ValueError if it is invalid.
+
+  Args:
+    bias_HD: as in `attend`.
+    patterns: of the query heads.
+    length: number of keys, n.
+    dtype: of the queries.
+  """
+  bias = jnp.asarray(bias_HD)
+  least = 2 * length - 1
+  size = max(least, bias.shape[-1] if bias.ndim else 0)
+  if size % 2 == 0 or not is_floating(bias, (len(patterns), size)):
+    raise ValueError(
+      f"bias must be [{len(patterns)}, {least}] numbers in floating"
+      " point, one for each query head and distance, or a larger odd number of"
+      f" distances, got {type_of(bias)}"
+    )
+
+  for pattern in patterns:
+    if pattern.contents():
+      raise ValueError(f"{shorten(pattern)} is content-based: it takes no bias")
+  return bias.astype(np.promote_types(dtype, np.float32))
+
+
 def patterns_of_heads(
   patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
 ) -> tuple[Pattern, ...]:

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.content import binding, spans as spans_lib
+from sparse_transformer.attention.content import binding
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 from sparse_transformer.patterns.content import Content, Known
@@ -82,7 +82,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
 
 def kept_pairs(pattern: Pattern) -> Pattern:
   """The pairs for which keys are kept: labels may depend on any earlier key."""
-  return Causal() if binding.labelled(pattern) else pattern.support()
+  return Causal() if pattern.contents() else pattern
 
 
 @jax.tree_util.register_dataclass
@@ -136,7 +136,7 @@ class Group:
     labels = []
     own_directions = self._own(directions)
     for content, earlier in zip(
-      binding.labelled(self.pattern), self.labels, strict=True
+      self.pattern.contents(), self.labels, strict=True
     ):
       new = binding.labels(
         content,
@@ -162,35 +162,43 @@ class Group:
     q_BHK: jax.Array,
     directions: Mapping[Pattern, jax.Array],
     scores: contract.Scores,
+    bias_HD: jax.Array | None = None,
   ) -> online_softmax.Softmax:
     """(out [B, C R, E], lse [B, C R]) at position t, whose keys are written."""
     q_BHK = q_BHK[:, np.array(self.heads)]
     batch, num_heads, width = q_BHK.shape
     dtype = np.promote_types(q_BHK.dtype, np.float32)
-    weights = self._weights(layer, t, self._own(directions), dtype)
+    mask = self._mask(layer, t)
     k = self.k[layer]
     v = self.v[layer]
+    k_at = self.positions
 
     # Where few slots have keys of the query, only those are read.
     num_keys = max(1, self.plan.most_keys)  # a maximum needs one
-    is_same_for_all = weights.shape[:2] == (1, 1)
+    is_same_for_all = mask.shape[:2] == (1, 1)
     if is_same_for_all and 2 * num_keys <= self.plan.size:
-      weights, slots = lax.top_k(weights, num_keys)
+      mask, slots = lax.top_k(mask, num_keys)
       slots = slots[0, 0]
+      k_at = k_at[slots]
       k = jnp.moveaxis(self.k[layer, :, :, slots], 0, 2)
       v = jnp.moveaxis(self.v[layer, :, :, slots], 0, 2)
 
     num_key_heads = k.shape[1]
     group = num_heads // num_key_heads
-    shape = (num_key_heads, group) if weights.shape[1] > 1 else (1, 1)
-    weights = weights.reshape(1, len(weights), *shape, -1)
-    has_span = spans_lib.span_of(self.pattern) is not None
+    shape = (num_key_heads, group) if mask.shape[1] > 1 else (1, 1)
+    mask = mask.reshape(1, len(mask), *shape, -1)
+    bias = None
+    if bias_HD is not None:
+      own_HD = bias_HD[np.array(self.heads)]
+      bias = contract.bias_at(own_HD, t - k_at)
+      bias = bias.reshape(1, 1, num_key_heads, group, -1)
     q = q_BHK.astype(dtype)
     out, lse = online_softmax.softmax(
       q.reshape(1, batch, num_key_heads, group, width),
       contract.Keys(k[None].astype(dtype), v[None].astype(dtype)),
-      (weights > 0, weights if has_span else None),
+      mask,
       scores,
+      bias,
     )
     out = out.reshape(batch, num_heads, -1)
     lse = lse.reshape(batch, num_heads)
@@ -204,11 +212,11 @@ class Group:
       for content, x in directions.items()
     }
 
-  def _weights(self, layer, t, directions, dtype):
-    """The weights of keys at step t, [B or 1, C R or 1, S + 1]; 0 for none."""
-    bound = self.pattern.support()
+  def _mask(self, layer, t):
+    """The slots with keys of the query at t: [B or 1, C R or 1, S + 1]."""
+    bound = self.pattern
     if self.labels:
-      contents = binding.labelled(self.pattern)
+      contents = self.pattern.contents()
       sets = [
         content.sets(x[layer])
         for content, x in zip(contents, self.labels, strict=True)
@@ -218,15 +226,8 @@ class Group:
     query = t.reshape(1, 1, 1, 1)
     keys = self.positions.reshape(1, 1, 1, -1)
     mask = (bound.mask(query, keys) & (keys >= 0))[:, :, 0]
-
-    weights = jnp.ones((1, 1, 1), dtype)
-    ramps_HS = spans_lib.weights(
-      (self.pattern,) * len(self.heads), directions, t, self.positions, dtype
-    )
-    if ramps_HS is not None:
-      weights = ramps_HS[None]
-    # Otherwise they are computed for each use.
-    return lax.optimization_barrier(jnp.where(mask, weights, 0))
+    # Otherwise it is computed for each use.
+    return lax.optimization_barrier(mask)
 
 
 def num_labels(content: Content, n: int, width: int) -> int:

@@ -70,6 +70,7 @@ class Features(NamedTuple):
   segments: bool
   softcap: bool
   sinks: bool
+  bias: bool
   lse: bool
   split_positions: bool
   symbolic_batch: bool
@@ -103,6 +104,7 @@ class Request:
   split: Split = Split()
   segments: bool = False  # whether pairs are within segments only
   sinks: bool = False  # whether heads have sinks
+  bias: bool = False  # whether scores have a bias by distance
   lse: bool = False  # whether the log-sum-exp is also returned
 
   @property
@@ -122,6 +124,7 @@ class Request:
       segments=self.segments,
       softcap=self.scores.softcap > 0,
       sinks=self.sinks,
+      bias=self.bias,
       lse=self.lse,
       split_positions=self.split.over_positions != (),
       symbolic_batch=self.batch is None,
@@ -194,8 +197,8 @@ class Runner(Protocol):
   ) -> tuple[jax.Array, ...]:
     """(dq_BLHK, dk_BMGK, dv_BMGE, ...) of the pairs of a plan.
 
-    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). Further
-    results are gradients of what its tables were made from, such as spans.
+    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). The
+    gradient of a bias follows, if there is one.
     """
 
 
@@ -239,6 +242,12 @@ class Executor(Runner, Protocol):
     raise Unsupported(
       "the backend cannot split positions over devices; use another one"
     )
+
+
+def bias_at(bias_HD: jax.Array, distances: Any) -> jax.Array:
+  """The bias [H, ...] at distances q - k, 0 in the middle of the array."""
+  middle = bias_HD.shape[1] // 2
+  return bias_HD[:, middle + distances]
 
 
 def fit_tile(tile: int, n: int) -> int:

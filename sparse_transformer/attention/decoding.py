@@ -90,7 +90,7 @@ def init_cache(
     size = cached_group.plan_cache(pattern, length).size + 1
     shape = layers, batch, len(own_key_heads), size
     labels = []
-    for content in binding.labelled(pattern):
+    for content in pattern.contents():
       num_labels = cached_group.num_labels(content, length, qk_width)
       label_shape = layers, batch, len(heads), length, num_labels
       labels.append(jnp.zeros(label_shape, jnp.int32))
@@ -182,6 +182,7 @@ def attend_next(
   scale: float | None = None,
   softcap: float = 0.0,
   sinks_H: jax.Array | None = None,
+  bias_HD: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
   """Attention at the next position: `attend` for one query per head.
 
@@ -193,7 +194,7 @@ def attend_next(
     t: the position after the last in the cache, an integer that may be traced.
       Several layers may each take a step at one position.
     layer: the layer of the cache; may be traced.
-    directions, scale, softcap, sinks_H: as in `attend`.
+    directions, scale, softcap, sinks_H, bias_HD: as in `attend`.
 
   Returns:
     (out_BHE in the dtype of the values, the cache with position t).
@@ -211,6 +212,10 @@ def attend_next(
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
   scores = arguments.check_scores(scale, softcap)
   directions = directions or {}
+  if bias_HD is not None:
+    bias_HD = arguments.check_bias(
+      bias_HD, cache.patterns, cache.length, q_BHK.dtype
+    )
   t = jnp.asarray(t, jnp.int32)  # so that one program serves all positions
 
   arrays = [x[:, None] for x in (q_BHK, k_BGK, v_BGE)]
@@ -218,7 +223,7 @@ def attend_next(
   for group in cache.groups:
     slot = jnp.asarray(group.plan.slots)[t]
     group = group.write(layer, t, arrays, slot, t, directions)
-    out, lse = group.attend(layer, t, q_BHK, directions, scores)
+    out, lse = group.attend(layer, t, q_BHK, directions, scores, bias_HD)
     groups.append(group)
     outs.append(out)
     lses.append(lse)

@@ -4,6 +4,7 @@ import dataclasses
 
 from sparse_transformer.attention import cached_group, contract, registry
 from sparse_transformer.attention.content import binding
+from sparse_transformer.attention.executors import diagonals
 from sparse_transformer.attention.heads import group_heads, request_of
 from sparse_transformer.patterns import Pattern, analysis
 
@@ -12,7 +13,7 @@ from sparse_transformer.patterns import Pattern, analysis
 class Description:
   """What the heads with one pattern compute; numbers are of one such head.
 
-  Where the content decides, they are the largest that are possible.
+  Where the content or a bias decides, they are the largest that are possible.
   """
 
   pattern: Pattern
@@ -82,6 +83,9 @@ def _tiles(pattern, request, backend):
   name = registry.resolve(backend, request)
   if name == registry.DENSE:
     return [(name, n, n**2)]
+  if request.bias:
+    tile = diagonals.tile_size(request)
+    return [(name, tile, diagonals.most_scores(pattern, request))]
 
   tiles = []
   static, content_parts = pattern.split()

@@ -35,6 +35,7 @@ def attend(
   segments_BL: jax.Array | None = None,
   first: jax.Array | int | None = None,
   sinks_H: jax.Array | None = None,
+  bias_HD: jax.Array | None = None,
   scale: float | None = None,
   softcap: float = 0.0,
   directions: binding.Directions | None = None,
@@ -73,6 +74,11 @@ def attend(
       runs these queries, in tiles of its own.
     sinks_H: a logit for each query head, which gets a share of the weights but
       has no value. They get gradients.
+    bias_HD: numbers for each query head that are added to its scores, after
+      `softcap`, by distance: those of q - k from 1 - n to n - 1, or of equally
+      many more on both sides. They get gradients; -inf masks pairs, and tiles
+      with nothing else are skipped. Not for content-based patterns. Plain XLA
+      runs it.
     scale: factor of the scores, 1 / sqrt(K) by default; 0, or from 1e-18 to
       1e18 in size.
     softcap: c, where scores s become c tanh(s / c) after scaling, from 1e-18 to
@@ -80,8 +86,6 @@ def attend(
     directions: {pattern: what it is given}. `Routing` requires its centroids;
       `LSH` by default draws random vectors from its seed. Both are [heads,
       directions, K], or with 1 for all heads, and get no gradients.
-      `AdaptiveSpan` takes the spans of its heads in positions, [heads] or [1],
-      with gradients.
     backend: "auto" runs tile by tile in linear memory, with the executor that
       suits the default device; "dense" is the plain reference with n x n
       memory; any other is the name of an executor.
@@ -131,17 +135,22 @@ def attend(
     split=split,
     segments=segments_BL is not None,
     sinks=sinks_H is not None,
+    bias=bias_HD is not None,
     lse=return_lse,
   )
   # Unlike those of a dict, its keys need no order to be a pytree.
   directions = collections.OrderedDict(directions or {})
   binding.check_directions(request.patterns, directions, qk_width)
   executor = registry.choose(backend, request)
+  if bias_HD is not None:
+    bias_HD = arguments.check_bias(
+      bias_HD, request.patterns, length, queries.q.dtype
+    )
   if first is not None:
     _check_slice(request)
 
   # Each device is asked for its own sequences and heads.
-  arrays = queries, keys, directions, first
+  arrays = queries, keys, directions, bias_HD, first
   # Loops that are run eagerly would be compiled at each call.
   run = _on_devices_compiled if _are_concrete(arrays) else _on_devices
   out, lse = run(executor, _of_device(request, queries.q), *arrays)
@@ -198,7 +207,7 @@ def _of_device(request, q_BLHK):
   )
 
 
-def _on_devices(executor, request, queries, keys, directions, first):
+def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
   """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
   split = request.split
   by_head = PartitionSpec(split.heads or None)
@@ -210,10 +219,11 @@ def _on_devices(executor, request, queries, keys, directions, first):
     functools.partial(_on_device, executor, request),
     split,
     arrays=(queries.q, keys.k, keys.v),
-    rest=((queries.segments, keys.segments), directions, first),
+    rest=((queries.segments, keys.segments), directions, bias_HD, first),
     specs=(
       PartitionSpec(*split.spec[:2]),
       direction_specs,
+      by_head,
       PartitionSpec(),
     ),
   )
@@ -224,26 +234,29 @@ _on_devices_compiled = jax.jit(_on_devices, static_argnums=(0, 1))
 
 def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, rest):
   """(out_BLHE, lse_BLH) of what a device has."""
-  (query_segments, key_segments), directions, first = rest
+  (query_segments, key_segments), directions, bias_HD, first = rest
   queries = contract.Queries(q_BLHK, query_segments)
   keys = contract.Keys(k_BMGK, v_BMGE, key_segments)
   if executor is None:
-    return dense.attend(request, queries, keys, directions, first)
+    return dense.attend(request, queries, keys, directions, bias_HD, first)
 
-  # Content decides on all positions: each device has them for some heads.
+  # Content decides on all positions, and diagonals of tiles cross them: each
+  # device has all positions of some heads.
   axes = request.split.over_positions
   has_content = any(pattern.contents() for pattern in request.patterns)
-  over_heads = axes and has_content
+  over_heads = axes and (has_content or bias_HD is not None)
   if over_heads:
-    request, directions = sequence_parallel.own_heads(request, directions)
+    request, (directions, bias_HD) = sequence_parallel.own_heads(
+      request, (directions, bias_HD)
+    )
     to_heads = functools.partial(sequence_parallel.to_heads, axes)
     queries, keys = apply(to_heads, (queries, keys))
 
-  spans_H, runtime_tables = binding.prepare(
+  runtime_tables = binding.prepare(
     request.patterns, queries, keys, directions, request.tile
   )
   out_BLHE, lse_BLH = vjp.run_plans(
-    executor, request, queries, keys, spans_H, runtime_tables, first
+    executor, request, queries, keys, bias_HD, runtime_tables, first
   )
   if over_heads:
     return sequence_parallel.to_positions(axes, out_BLHE, lse_BLH)

@@ -19,7 +19,6 @@ from sparse_transformer.patterns import Pattern
 
 Arrays = tuple[Array, ...]
 Softmax = tuple[Array, Array]  # (out, lse)
-Pairs = tuple[Array, Array | None]  # and their weights; None if all are 1
 
 
 class Running(NamedTuple):
@@ -39,8 +38,8 @@ class TileLoop(abc.ABC):
 
   num: int  # number of groups
   single: bool = False  # whether every group has one step, whose number is i
+  dbias: Any = ()  # zeros like the bias, if there is one
   skips: bool = False  # whether to skip what has no pairs within segments
-  spans: Any = ()  # the spans that determine the weights of pairs, if learned
 
   def bounds(self, i: Array) -> tuple[Array, Array]:
     """The first step of a group, and the one after its last."""
@@ -80,17 +79,22 @@ class TileLoop(abc.ABC):
     """The key tiles of a step, from arrays of keys."""
 
   @abc.abstractmethod
-  def pairs(self, i: Array, j: Array) -> Pairs:
-    """The pairs of a step; no weight in the mask is 0."""
+  def pairs(self, i: Array, j: Array) -> Array:
+    """The pairs of a step, booleans."""
 
-  def spans_gradient(
+  def bias(self, i: Array, j: Array) -> Array | None:
+    """What is added to the scores of a step."""
+    return None
+
+  def add_bias(
     self,
     i: Array,
     j: Array,
-    dm: Array,
+    dbias: Any,
+    ds: Array,
   ) -> Any:
-    """The gradients of `spans`, from the gradients of a step's weights."""
-    return ()
+    """dbias with the gradients of a step's scores added to it."""
+    return dbias
 
   def shape(self, q: Array) -> tuple[int, ...]:
     """The shape of results, without their width, which `put` takes."""
@@ -149,7 +153,9 @@ def forward(
     def run_step(j):
       tile = apply(functools.partial(loop.keys, i, j), keys)
       pairs = _within_segments(loop.pairs(i, j), group, tile)
-      run_tile = lambda: _softmax_of_tile(q, tile, pairs, scores)
+      run_tile = lambda: _softmax_of_tile(
+        q, tile, pairs, scores, loop.bias(i, j)
+      )
       return _unless_empty(loop, pairs, run_tile, empty)
 
     if loop.single:
@@ -185,15 +191,15 @@ def backward(
   """The gradients of all arrays, with weights relative to `queries.lse`.
 
   Returns:
-    dq_BLHK, dk_BMGK and dv_BMGE, in float32 or wider, and the gradients of
-    `loop.spans`.
+    dq_BLHK, dk_BMGK and dv_BMGE, in float32 or wider, and the gradient of a
+    bias, if there is one.
   """
   dtype = _wide(queries.q)
   queries = apply(loop.arrange_queries, queries)
   keys = apply(loop.arrange_keys, keys)
 
   def run_group(i, sums):
-    all_dq, dk, dv, dspans = sums
+    all_dq, dk, dv, dbias = sums
     group = apply(functools.partial(loop.queries, i), queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
     # Before any product: the compiler would transpose within each, and one
@@ -203,65 +209,64 @@ def backward(
     transposed = lax.optimization_barrier((q_T, dout_T))
 
     def run_step(j, sums):
-      dq, dk, dv, dspans = sums
+      dq, dk, dv, dbias = sums
       tile = apply(functools.partial(loop.keys, i, j), keys)
       pairs = _within_segments(loop.pairs(i, j), group, tile)
 
       def run_tile():
-        grads, dweights = _gradients_of_tile(
+        grads, ds = _gradients_of_tile(
           group,
           transposed,
           tile,
           pairs,
           scores,
+          loop.bias(i, j),
         )
-        return grads, loop.spans_gradient(i, j, dweights)
+        return grads, loop.add_bias(i, j, dbias, ds)
 
       zeros = tuple(jnp.zeros_like(x, dtype) for x in (group.q, tile.k, tile.v))
-      grads, new_dspans = _unless_empty(loop, pairs, run_tile, (zeros, ()))
+      empty = zeros, dbias
+      grads, new_dbias = _unless_empty(loop, pairs, run_tile, empty)
       new_dq, new_dk, new_dv = grads
-      dspans = jax.tree.map(jnp.add, dspans, new_dspans)
       dk = loop.add(i, j, dk, new_dk)
       dv = loop.add(i, j, dv, new_dv)
-      return dq + new_dq, dk, dv, dspans
+      return dq + new_dq, dk, dv, new_dbias
 
-    sums = jnp.zeros_like(group.q, dtype), dk, dv, dspans
+    sums = jnp.zeros_like(group.q, dtype), dk, dv, dbias
     if loop.single:
       sums = run_step(i, sums)
     else:
       first, end = loop.bounds(i)
       sums = lax.fori_loop(first, end, run_step, sums)
-    dq, dk, dv, dspans = sums
+    dq, dk, dv, dbias = sums
     dq = dq * _scale(group.q, scores).astype(dq.dtype)
-    return loop.put(i, all_dq, dq), dk, dv, dspans
+    return loop.put(i, all_dq, dq), dk, dv, dbias
 
   q = queries.q
   zeros = (
     jnp.zeros_like(q, dtype, (*loop.shape(q), q.shape[-1])),
     jnp.zeros_like(keys.k, dtype),
     jnp.zeros_like(keys.v, dtype),
-    jax.tree.map(jnp.zeros_like, loop.spans),
+    loop.dbias,
   )
-  dq, dk, dv, dspans = lax.fori_loop(0, loop.num, run_group, zeros)
+  dq, dk, dv, dbias = lax.fori_loop(0, loop.num, run_group, zeros)
   (dq,) = loop.restore_queries(dq)
   dk, dv = loop.restore_keys(dk, dv)
-  return dq, dk, dv, *jax.tree.leaves(dspans)
+  return dq, dk, dv, *jax.tree.leaves(dbias)
 
 
 def _within_segments(pairs, queries, keys):
   """The pairs of a step whose query and key have the same segment."""
-  mask, weights = pairs
-  if queries.segments is not None:
-    same = queries.segments[..., None] == keys.segments[..., None, :]
-    mask = mask & same
-  return mask, weights
+  if queries.segments is None:
+    return pairs
+  return pairs & (queries.segments[..., None] == keys.segments[..., None, :])
 
 
 def _unless_empty(loop, pairs, compute, empty):
   """compute(), or `empty` where segments leave no pairs to compute."""
   if not loop.skips:
     return compute()
-  return lax.cond(pairs[0].any(), compute, lambda: empty)
+  return lax.cond(pairs.any(), compute, lambda: empty)
 
 
 def pairs(
@@ -275,17 +280,9 @@ def pairs(
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
-def _softmax_of_tile(q, keys, pairs, scores):
-  """The softmax over one tile of keys, to be continued; q is scaled.
-
-  A weight m of a pair is added to its score, as log m.
-  """
-  mask, weights = pairs
-  s, _ = _scores(q, keys.k, mask, scores)
-  if weights is not None:
-    weights = jnp.where(weights > 0, weights, 1)
-    s = s + jnp.log(weights)
-
+def _softmax_of_tile(q, keys, pairs, scores, bias):
+  """The softmax over one tile of keys, to be continued; q is scaled."""
+  s, _ = _scores(q, keys.k, pairs, scores, bias)
   maximum = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(maximum))
   normalizer = p.sum(-1, keepdims=True)
@@ -295,48 +292,53 @@ def _softmax_of_tile(q, keys, pairs, scores):
   return Running(out, maximum, normalizer)
 
 
-def _gradients_of_tile(queries, transposed, keys, pairs, scores):
+def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
   """The gradients of a step, with queries that are scaled.
 
   Args:
     queries: the tiles of a group.
     transposed: its queries and the gradients of their outputs, [..., K, T].
     keys: the tiles that they meet.
-    pairs: their mask, and weights.
+    pairs: their mask.
     scores: how scores follow from products.
+    bias: what is added to scores; None for nothing.
 
   Returns:
-    (dq, dk, dv), and the gradients of the weights [A, B, H, T, S].
+    (dq, dk, dv), and the gradients of the scores [A, B, H, T, S].
   """
   q_T, dout_T = transposed
-  mask, weights = pairs
-  s, slope = _scores(queries.q, keys.k, mask, scores)
-  p = jnp.exp(s - queries.lse[..., None])
-  dp = _dot("abhte,abhse->abhts", queries.dout, keys.v).astype(p.dtype)
-  dp = p * (dp - queries.delta[..., None])
-  dweights = dp
-  if weights is not None:  # p may be above 1 where a weight is below
-    p = weights * p
-    dp = weights * dp
+  s, slope = _scores(queries.q, keys.k, pairs, scores, bias)
+  lse = queries.lse[..., None]
+  delta = queries.delta[..., None]
+  p = jnp.exp(s - lse)
+  dp = _dot("abhte,abhse->abhts", queries.dout, keys.v)
+  dp = dp.astype(p.dtype)
+  ds = p * (dp - delta)
 
-  ds = (dp * slope).astype(queries.q.dtype)
-  p = p.astype(queries.q.dtype)
-  dv = _dot("abhet,abhts->abhes", dout_T, p).swapaxes(-1, -2)
-  dk = _dot("abhkt,abhts->abhks", q_T, ds).swapaxes(-1, -2)
-  dv = dv.astype(dp.dtype)  # that of values, until here
-  dq = _dot("abhts,abhsk->abhtk", ds, keys.k)
-  return (dq, dk, dv), dweights
+  # Those of products, which have no bias and no soft cap.
+  dtype = queries.q.dtype
+  p = p.astype(dtype)
+  dproducts = ds * slope
+  dproducts = dproducts.astype(dtype)
+  dv = _dot("abhet,abhts->abhes", dout_T, p)
+  dv = dv.swapaxes(-1, -2)
+  dv = dv.astype(ds.dtype)  # that of values, until here
+  dk = _dot("abhkt,abhts->abhks", q_T, dproducts)
+  dk = dk.swapaxes(-1, -2)
+  dq = _dot("abhts,abhsk->abhtk", dproducts, keys.k)
+  return (dq, dk, dv), ds
 
 
 def softmax(
   q: Array,
   keys: Keys,
-  pairs: Pairs,
+  pairs: Array,
   scores: Scores,
+  bias: Array | None = None,
 ) -> Softmax:
   """(out, lse) of queries over one tile of keys."""
   q = q * _scale(q, scores)
-  return _finish(_softmax_of_tile(q, keys, pairs, scores))
+  return _finish(_softmax_of_tile(q, keys, pairs, scores, bias))
 
 
 def _combine(first: Running, second: Running) -> Running:
@@ -404,7 +406,7 @@ def add_sinks(
   return out.astype(out_BLHE.dtype), lse
 
 
-def _scores(q, k, mask, scores):
+def _scores(q, k, mask, scores, bias):
   """(The scores, -inf outside the mask; their slope as a function of q k^T)."""
   # What `_scale` leaves.
   factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
@@ -414,6 +416,8 @@ def _scores(q, k, mask, scores):
     ratio = jnp.tanh(s / scores.softcap)
     s = scores.softcap * ratio
     slope = factor * (1 - ratio**2)
+  if bias is not None:
+    s = s + bias
   return jnp.where(mask, s, -jnp.inf), slope
 
 

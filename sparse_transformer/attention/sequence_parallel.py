@@ -8,7 +8,6 @@ long. All of it runs within `jax.shard_map`; `axes` split positions.
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -392,9 +391,14 @@ def _tables(executor, part, slices, request):
 
 
 def own_heads(
-  request: contract.Request, directions: Mapping[Pattern, jax.Array]
-) -> tuple[contract.Request, dict[Pattern, jax.Array]]:
-  """The request of a device's heads at all positions, and their directions."""
+  request: contract.Request, arrays: Any
+) -> tuple[contract.Request, Any]:
+  """The request of a device's heads at all positions, and their arrays.
+
+  Args:
+    request: that of all heads.
+    arrays: a pytree of arrays [heads, ...], or [1, ...] for all heads.
+  """
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
   num_heads = request.num_heads // num_devices
@@ -403,18 +407,20 @@ def own_heads(
   is_alike = patterns * num_devices == request.patterns
   if not is_alike or num_key_heads > 1 and num_key_heads % num_devices:
     raise ValueError(
-      "content-based patterns need all positions of a head on one device, but"
-      f" {request.num_heads} heads cannot be split over {num_devices} devices"
-      " so that each has the same patterns, and equally many of the"
-      f" {num_key_heads} key heads; split positions over fewer devices"
+      "content-based patterns and a bias need all positions of a head on one"
+      f" device, but {request.num_heads} heads cannot be split over"
+      f" {num_devices} devices so that each has the same patterns, and equally"
+      f" many of the {num_key_heads} key heads; split positions over fewer"
+      " devices"
     )
 
   first = lax.axis_index(axes) * num_heads
-  own_directions = {}
-  for pattern, x in directions.items():
-    if len(x) > 1:
-      x = lax.dynamic_slice_in_dim(x, first, num_heads)
-    own_directions[pattern] = x
+
+  def take(x):
+    if len(x) == 1:
+      return x
+    return lax.dynamic_slice_in_dim(x, first, num_heads)
+
   own_request = dataclasses.replace(
     request,
     patterns=patterns,
@@ -422,4 +428,4 @@ def own_heads(
     num_key_heads=max(1, num_key_heads // num_devices),
     split=contract.Split(),
   )
-  return own_request, own_directions
+  return own_request, jax.tree.map(take, arrays)

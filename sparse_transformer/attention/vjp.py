@@ -21,7 +21,7 @@ from sparse_transformer.attention import (
   sequence_parallel,
 )
 from sparse_transformer.attention.content import binding, found_tiles
-from sparse_transformer.attention.executors import xla
+from sparse_transformer.attention.executors import diagonals, xla
 from sparse_transformer.attention.orders import apply
 
 # A plan, with what runs it and for which heads.
@@ -33,7 +33,7 @@ def _run_plans(
   request: contract.Request,
   queries: contract.Queries,
   keys: contract.Keys,
-  spans_H: jax.Array | None,
+  bias_HD: jax.Array | None,
   runtime_tables: Any,
   first: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -43,10 +43,11 @@ def _run_plans(
     executor: what runs static pairs.
     request: what is asked of this device.
     queries, keys: the arrays of this device.
-    spans_H, runtime_tables: what `binding.prepare` returns.
+    bias_HD: the bias of the device's heads; None for none.
+    runtime_tables: what `binding.prepare` returns.
     first: the position of the first query of a slice; None for all queries.
   """
-  inputs = queries, keys, spans_H, runtime_tables, first
+  inputs = queries, keys, bias_HD, runtime_tables, first
   plans = _plan(executor, request, *inputs)
   out_BLHE, lse_BLH = forward(plans, queries, keys)
   out_BLHE = out_BLHE.astype(keys.v.dtype)
@@ -61,40 +62,43 @@ def _forward(executor, request, *inputs):
 
 def _backward(executor, request, saved, cotangents):
   inputs, (out_BLHE, lse_BLH) = saved
-  queries, keys, spans_H, *_ = inputs
+  queries, keys, bias_HD, *_ = inputs
   dout_BLHE, dlse_BLH = cotangents
   grads = backward(
     _plan(executor, request, *inputs),
     queries,
     keys,
-    spans_H,
+    bias_HD,
     out_BLHE,
     lse_BLH,
     dout_BLHE,
     dlse_BLH,
   )
-  dq, dk, dv, dspans_H = jax.tree.map(
+  dq, dk, dv, dbias_HD = jax.tree.map(
     lambda g, x: g.astype(x.dtype),
     grads,
-    (queries.q, keys.k, keys.v, spans_H),
+    (queries.q, keys.k, keys.v, bias_HD),
   )
   # Segments and the tables of plans are integers.
-  return contract.Queries(dq), contract.Keys(dk, dv), dspans_H, None, None
+  return contract.Queries(dq), contract.Keys(dk, dv), dbias_HD, None, None
 
 
 run_plans = jax.custom_vjp(_run_plans, nondiff_argnums=(0, 1))
 run_plans.defvjp(_forward, _backward)
 
 
-def _plan(executor, request, queries, keys, spans_H, runtime_tables, first):
+def _plan(executor, request, queries, keys, bias_HD, runtime_tables, first):
   """All plans, with what runs each and for which heads."""
   # Static pairs: their tables are known while the program is traced.
   static = binding.static_parts(request.patterns)
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
-  if first is not None:
+  num_queries = queries.q.shape[1]
+  if bias_HD is not None:
+    executor = diagonals
+    plans = diagonals.plans(static_request, bias_HD, num_queries, first)
+  elif first is not None:
     executor = xla.ON_CPUS
-    num_queries = queries.q.shape[1]
     plans = xla.slice_plans(static, num_queries, request.length, first)
   elif static and request.split.over_positions:
     plans = sequence_parallel.plan_device(executor, static_request)
@@ -104,9 +108,7 @@ def _plan(executor, request, queries, keys, spans_H, runtime_tables, first):
 
   # The tables of content-based parts were found at run time.
   runner = found_tiles.FoundTiles(request.platform)
-  runtime_plans = binding.plan_found(
-    request.patterns, runtime_tables, spans_H, request.length, request.tile
-  )
+  runtime_plans = binding.plan_found(request.patterns, runtime_tables)
   planned += [(runner, plan, heads) for plan, heads in runtime_plans]
 
   # Of some heads, or of devices, gradients of keys may be added.
@@ -156,13 +158,13 @@ def backward(
   plans: Sequence[Planned],
   queries: contract.Queries,
   keys: contract.Keys,
-  spans_H: jax.Array | None,
+  bias_HD: jax.Array | None,
   out_BLHE: jax.Array,
   lse_BLH: jax.Array,
   dout_BLHE: jax.Array,
   dlse_BLH: jax.Array,
 ) -> tuple[Any, ...]:
-  """(dq, dk, dv, dspans_H), from the results over all plans."""
+  """(dq, dk, dv, dbias_HD), from the results over all plans."""
   # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
   dtype = lse_BLH.dtype
   delta_BLH = (out_BLHE.astype(dtype) * dout_BLHE.astype(dtype)).sum(-1)
@@ -173,12 +175,12 @@ def backward(
     delta=delta_BLH - dlse_BLH,
   )
   grads = [jnp.zeros(x.shape, dtype) for x in (queries.q, keys.k, keys.v)]
-  dspans_H = jax.tree.map(jnp.zeros_like, spans_H)
+  dbias_HD = jax.tree.map(jnp.zeros_like, bias_HD)
   for i, (runner, plan, heads) in enumerate(plans):
     if i:
       queries, grads = lax.optimization_barrier((queries, grads))
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
-    dq, dk, dv, *dspans = runner.backward(plan, own_queries, own_keys)
+    dq, dk, dv, *dbias = runner.backward(plan, own_queries, own_keys)
     (dq,) = plan.queries.restore(dq)
     dk, dv = plan.keys.restore(dk, dv)
 
@@ -188,10 +190,10 @@ def backward(
       heads_lib.add_heads(grads[1], key_heads, dk),
       heads_lib.add_heads(grads[2], key_heads, dv),
     ]
-    for gradient in dspans:
-      index = heads_lib.index_of(heads, len(dspans_H))
-      dspans_H = dspans_H.at[index].add(gradient)
-  return *grads, dspans_H
+    for gradient in dbias:
+      index = heads_lib.index_of(heads, len(dbias_HD))
+      dbias_HD = dbias_HD.at[index].add(gradient)
+  return *grads, dbias_HD
 
 
 def _key_heads(heads, queries, keys):

@@ -29,6 +29,11 @@ class Config(schema.Model):
         f"model.task={self.task}, but the data have no labels; set data.name to"
         " a source that has, such as labelled or cifar10_gray"
       )
+    if self.max_span and self.contents:
+      raise ValueError(
+        f"model.max_span={self.max_span} needs static patterns, not"
+        f" {shorten(next(iter(self.contents)))}"
+      )
     if self.num_heads % self.num_key_heads:
       raise ValueError(
         f"model.key_heads={self.key_heads} must divide model.num_heads="

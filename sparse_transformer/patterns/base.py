@@ -190,8 +190,6 @@ class Combination(Pattern):
     self.left.check(n)
     self.right.check(n)
     self.split()
-    for content in self.contents():
-      content.check_within(self)
 
   def __str__(self) -> str:
     sides = []

@@ -89,25 +89,9 @@ class Content(Checked):
   def check(self, n: int) -> None:
     self.support().check(n)
 
-  def check_within(self, pattern: Pattern) -> None:
-    """Raises a ValueError if a combination may not contain this pattern."""
-
   def most_keys(self, n: int) -> int:
     """The most keys that one of n queries can have."""
     return n
-
-  def argument(self, num_heads: int, width: int) -> tuple[tuple[int, ...], str]:
-    """The shape and the name of what `attend` takes for it in `directions`.
-
-    Args:
-      num_heads: heads that have the pattern.
-      width: of a head's queries, K.
-
-    Returns:
-      (shape, name); no name if it takes nothing.
-    """
-    name = "directions" if self.num_directions else ""
-    return (num_heads, self.num_directions, width), name
 
   @property
   def num_directions(self) -> int:
@@ -134,30 +118,6 @@ class Content(Checked):
       buckets_BHLC: from `find_buckets`.
       segments_BL: of positions; pairs across segments do not matter.
     """
-    raise NotImplementedError
-
-
-@dataclasses.dataclass(frozen=True)
-class Spanned(Content):
-  """A pattern whose pairs have weights, which fall with their distance.
-
-  exp(score) is multiplied by them in the softmax. Each head has a span, a
-  number of positions, which is an argument and gets a gradient.
-  """
-
-  max: int  # the longest span
-
-  is_learned = True
-
-  def argument(self, num_heads: int, width: int) -> tuple[tuple[int, ...], str]:
-    return (num_heads,), "spans in positions, one per head"
-
-  def end(self, spans: Array) -> Array:
-    """The distance from which on weights are 0."""
-    raise NotImplementedError
-
-  def weights(self, spans: Array, distance: Array) -> Array:
-    """The weights of pairs within the support; `distance` is their q - k."""
     raise NotImplementedError
 
 

@@ -7,19 +7,15 @@ or blocks, S positions of a block, R rounds.
 import dataclasses
 import functools
 import operator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from sparse_transformer.patterns import intervals
 from sparse_transformer.patterns.base import (
   CONTENT,
-  Difference,
-  Pattern,
-  Union,
   register,
 )
-from sparse_transformer.patterns.catalogue import Local
 from sparse_transformer.patterns.checks import shorten
 from sparse_transformer.patterns.content import (
   Array,
@@ -27,7 +23,6 @@ from sparse_transformer.patterns.content import (
   Content,
   Known,
   Near,
-  Spanned,
   jax,
   jnp,
 )
@@ -271,52 +266,6 @@ class TopBlocks(Content):
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
     return (Chosen(buckets_BHLC, self.size),)
-
-
-@register
-@dataclasses.dataclass(frozen=True)
-class AdaptiveSpan(Spanned):
-  """The last keys, as far back as the learned span of the head.
-
-  With a span of z positions, at most `max`, the softmax multiplies exp(score)
-  of the key d positions before a query by the weight clip((ramp + z - d) /
-  ramp, 0, 1). The ramp gives the span its gradient. Pairs of static patterns
-  have weight 1: a union takes the larger weight, an intersection the smaller.
-  Source: Sukhbaatar et al. 2019, arXiv 1905.07799, where the ramp of the
-  longest span is cut off.
-  """
-
-  ramp: int = 32
-
-  def __post_init__(self) -> None:
-    super().__post_init__()
-    self.support()  # which checks their sum
-
-  def support(self) -> Pattern:
-    return Local(self.max + self.ramp)
-
-  def most_keys(self, n: int) -> int:
-    return min(n, self.max + self.ramp)
-
-  def end(self, spans: Array) -> Array:
-    return spans + self.ramp
-
-  def weights(self, spans: Array, distance: Array) -> Array:
-    # At the ends of the ramp, the derivative with respect to the span is 0.
-    room = spans + self.ramp - distance.astype(spans.dtype)
-    first = jnp.asarray(0, room.dtype)
-    last = jnp.asarray(self.ramp, room.dtype)
-    return jax.lax.clamp(first, room, last) / self.ramp
-
-  def check_within(self, pattern: Any) -> None:
-    is_twice = isinstance(pattern, Union) and pattern.left.contents()
-    is_wrong = is_twice or isinstance(pattern, Difference)
-    if pattern.contents() != (self,) or (is_wrong and pattern.right.contents()):
-      raise ValueError(
-        f"{shorten(pattern)}: a head can combine {shorten(self)}, whose pairs"
-        " have weights, with static patterns only; it cannot be on both sides"
-        " of |, or be subtracted"
-      )
 
 
 def _products(spec, x, y):

@@ -130,10 +130,15 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
         size, jnp.int32, sharding=experiment.batch_sharding
       )
     sinks_H: Any = np.zeros(model.num_heads) if request.sinks else None
+    bias_HD: Any = None
+    if request.bias:
+      num_distances = 2 * model.length - 1
+      bias_HD = np.zeros((model.num_heads, num_distances), np.float32)
     attend = functools.partial(
       attention.attend,
       patterns=request.patterns,
       sinks_H=sinks_H,
+      bias_HD=bias_HD,
       backend=model.backend,
       tile=model.tile,
       **options,

@@ -68,6 +68,7 @@ def attention_requests(
       split=split,
       segments=model.classifies or model.separator is not None,
       sinks=model.sinks,
+      bias=model.max_span > 0,
     )
     for patterns in dict.fromkeys(model.patterns)
   ]

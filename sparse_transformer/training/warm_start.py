@@ -126,8 +126,8 @@ def _changed(before, experiment):
     line = f"{name}={here} here, but {there} there"
     affected = schema.affects(name)
     is_of_model = name.startswith("model.") and affected == "all"
-    # Learned parameters of a pattern mean something by it, such as the reach
-    # of a span.
+    # Learned parameters of a pattern mean something by it, such as the use of
+    # centroids.
     if is_of_model or (name == "attention.pattern" and learned):
       changed.append(line)
     elif affected == "scores":

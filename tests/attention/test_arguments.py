@@ -22,7 +22,6 @@ from sparse_transformer.attention import (
 )
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
   Block,
   Causal,
   Local,
@@ -34,9 +33,8 @@ from sparse_transformer.patterns import (
 N = 60
 HEADS = 4
 GROUP = 2
-SPAN = AdaptiveSpan(16, 8)
 ROUTING = Routing(3, 8)
-CONTENT = LSH(8, 4, 2), TopBlocks(4, 3) | Local(4), ROUTING, SPAN
+CONTENT = LSH(8, 4, 2), TopBlocks(4, 3) | Local(4), ROUTING, Local(9)
 ENDS = 17, 38  # of the first documents
 DOCUMENTS = np.digitize(np.arange(N), ENDS)
 SEGMENTS = np.stack([DOCUMENTS] * 2)

@@ -14,11 +14,10 @@ from helpers import content, executor_laws as laws, networks
 from helpers.cases import soak
 from helpers.errors import refused
 
-from sparse_transformer.attention import attend, pair_weights
+from sparse_transformer.attention import attend, find_pairs
 from sparse_transformer.attention.content import found_tiles
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
   Block,
   Local,
   Routing,
@@ -28,7 +27,6 @@ from sparse_transformer.patterns import (
 from sparse_transformer.patterns.content import Chosen
 
 ROUTING = Routing(5, 11)
-SPAN = AdaptiveSpan(60, 16)
 ALONE = LSH(8, 4), ROUTING, TopBlocks(8, 3)
 UNIONS = (
   Local(7) | LSH(9, 6, 2),
@@ -45,7 +43,7 @@ WIDTH = 8  # of queries and keys
 
 @functools.partial(jax.jit, static_argnames="heads")
 def realize(q, k, heads):
-  return pair_weights(heads, q, k, laws.directions_of(heads)) > 0
+  return find_pairs(heads, q, k, laws.directions_of(heads))
 
 
 @functools.partial(jax.jit, static_argnames=("heads", "backend", "tile"))
@@ -229,8 +227,6 @@ def test_no_two_sums_go_to_the_same_place(pattern):
     (ROUTING, None, r"Routing\(5, 11\) needs its directions.*\[3, 5, 8\]"),
     (Local(3), {ROUTING: np.ones((3, 5, 8))}, "no head's pattern takes"),
     (ROUTING, {ROUTING: np.ones((2, 5, 8))}, r"must be \[3, 5, 8\].*\[2, 5, 8"),
-    (SPAN, None, "needs its spans in positions, one per head, an array .3."),
-    (Local(3) | SPAN, {SPAN: np.ones(2)}, "must be .3., .* got .2."),
   ],
 )
 def test_wrong_directions_are_rejected(patterns, directions, words):

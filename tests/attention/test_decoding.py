@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from sparse_transformer import attention
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
-  Block,
   Causal,
   Local,
   Routing,
@@ -158,11 +156,9 @@ def test_a_group_keeps_each_key_head_once():
 
 ROUTING = Routing(5, 11)
 CONTENT = (
-  (LSH(8, 4, 2), ROUTING, TopBlocks(8, 3), Strided(5) | AdaptiveSpan(20, 5)),
+  (LSH(8, 4, 2), ROUTING, TopBlocks(8, 3), Strided(5)),
   (Strided(5) | TopBlocks(6, 2) | LSH(60, 4, 2),) * HEADS,  # LSH of all keys
-  ((LSH(5, 4) - ROUTING) & Local(30), AdaptiveSpan(6, ramp=4)) * 2,
-  (Block(8) & AdaptiveSpan(20, ramp=4), Local(9)) * 2,  # slots are used again
-  (AdaptiveSpan(9, ramp=4),) * HEADS,
+  ((LSH(5, 4) - ROUTING) & Local(30), Local(6)) * 2,
   ((Local(9) | LSH(4, 4, 3)) & (TopBlocks(6, 3) | Strided(4)),) * HEADS,
 )
 
@@ -173,7 +169,7 @@ CONTENT = (
     default=[
       (CONTENT[0], HEADS),
       (CONTENT[2], 2),
-      (CONTENT[4], 1),
+      (CONTENT[3], 1),
     ],
     every=itertools.product(CONTENT, (HEADS, 2, 1)),
   ),
@@ -202,6 +198,13 @@ def test_scores_and_sinks_are_those_of_attend(dtype):
   check_steps(heads, 2, (5,), dtype=dtype, **options)
 
 
+@pytest.mark.parametrize("heads", [(Local(5), Strided(9)) * 2, (Causal(),) * 4])
+def test_a_bias_is_that_of_attend(heads):
+  bias = np.random.default_rng(0).normal(size=(HEADS, 2 * LENGTH - 1))
+  bias[0, : LENGTH - 3] = bias[1, LENGTH + 3 :] = -np.inf
+  check_steps(heads, 2, (5,), bias_HD=jnp.array(bias))
+
+
 def test_labels_are_small_beside_keys_and_values():
   def numbers(pattern):
     shape = dict(length=12_288, qk_width=64, num_heads=1)
@@ -211,7 +214,7 @@ def test_labels_are_small_beside_keys_and_values():
   assert numbers(LSH(64, 192, 4)) == [4]
   assert numbers(Routing(64, 128) | Local(128)) == [1]
   assert numbers(TopBlocks(64, 8)) == [8]
-  assert numbers(AdaptiveSpan(1024)) == []
+  assert numbers(Local(1024)) == []
 
 
 # Errors.

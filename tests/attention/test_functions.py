@@ -21,9 +21,9 @@ from sparse_transformer.attention import (
 )
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
   Causal,
   Local,
+  Routing,
   explicit,
   where,
 )
@@ -45,8 +45,8 @@ def test_equal_matrices_share_a_compiled_program():
   assert compiled._cache_size() == before + 1
 
 
-@pytest.mark.parametrize("content", [LSH(8, 4), AdaptiveSpan(16, 8)])
-def test_they_combine_with_content_and_spans(content):
+@pytest.mark.parametrize("content", [LSH(8, 4), Routing(3, 8)])
+def test_they_combine_with_content(content):
   heads = content & where(catalogue.similar), content | PAST
   q, k, v, *_ = laws.random_inputs(N, len(heads))
   run = functools.partial(

@@ -143,9 +143,6 @@ def mask_of(pattern, q, k, centroids=None):
       return lsh(q, vectors, pattern.window)
     case patterns.Routing():
       return routing(q, centroids, pattern.window)
-    case patterns.AdaptiveSpan(longest, ramp):  # of half the longest span
-      distance = np.arange(len(q))[:, None] - np.arange(len(q))
-      return (distance >= 0) & (distance < longest / 2 + ramp)
     case patterns.TopBlocks():
       return top_blocks(q, k, pattern.size, pattern.num)
   return pattern.matrix(len(q))

@@ -24,7 +24,6 @@ from sparse_transformer.attention import (
   vjp,
 )
 from sparse_transformer.patterns import (
-  AdaptiveSpan,
   Block,
   Causal,
   Local,
@@ -140,13 +139,11 @@ def random_inputs(
 
 
 def directions_of(heads, width=8):
-  """What `attend` does not draw itself: centroids and spans of each head."""
+  """What `attend` does not draw itself: centroids of each head."""
   directions = {}
   for pattern in heads:
     for content in pattern.contents():
-      if isinstance(content, AdaptiveSpan):
-        directions[content] = jnp.linspace(0.0, content.max, len(heads))
-      elif isinstance(content, Routing):
+      if isinstance(content, Routing):
         shape = len(heads), content.clusters, width
         directions[content] = jax.random.normal(jax.random.key(7), shape)
 

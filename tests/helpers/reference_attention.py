@@ -4,8 +4,8 @@ The output of query i is a mean of all values v_j, with weights
 
     p_ij = w_ij exp(s_ij) / (sum_j w_ij exp(s_ij) + exp(sink))
 
-where w_ij is 1 for the pairs of a pattern and 0 for others, or between for the
-pairs of learned spans. Scores s_ij are products of queries and keys, times a
+where w_ij is 1 for the pairs of a pattern and 0 for others, or the exponential
+of a pair's bias. Scores s_ij are products of queries and keys, times a
 scale; with a soft cap c, they are c tanh(s_ij / c).
 """
 

@@ -190,6 +190,11 @@ def attend(p, x, config, layer, own, document):
       allowed = mask(config.attention, layer, head, n, causal)
     if network.task != "classify":
       allowed = allowed * (document[:, None] == document)
+    if network.max_span:  # Sukhbaatar et al. 2019, section 2
+      positions = np.arange(n)
+      distance = abs(positions[:, None] - positions)
+      room = 32 + network.max_span * own["spans"][head] - distance
+      allowed = allowed * np.clip(room / 32, 0, 1)
     weights.append(allowed)
 
   out, _ = reference_attention.outputs(
@@ -208,7 +213,7 @@ def expressions(q, k, layer, own):
   Args:
     q, k: queries and keys [n, K] of a head.
     layer: numbered from 0.
-    own: the head's span, and centroids by number of clusters.
+    own: centroids by number of clusters.
   """
   i = np.arange(len(q))[:, None]
   j = np.arange(len(q))[None, :]
@@ -227,11 +232,6 @@ def expressions(q, k, layer, own):
       return (j < size) & (j <= i)
     return (j < size) | (i < size)
 
-  def span(most, ramp):
-    """Sukhbaatar et al. 2019, section 2: weights, not booleans."""
-    room = ramp + most * own["spans"] - (i - j)
-    return np.clip(room / ramp, 0, 1) * (j <= i)
-
   def lsh(window, buckets, rounds):
     random = np.random.RandomState([0, layer])
     shape = rounds, buckets // 2, q.shape[1]
@@ -239,7 +239,6 @@ def expressions(q, k, layer, own):
     return content.lsh(q, vectors, window)
 
   return {
-    "AdaptiveSpan": span,
     "Block": lambda size: (i // size == j // size) & (j <= i),
     "Global": first,
     "LSH": lsh,

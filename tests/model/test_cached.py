@@ -12,7 +12,6 @@ from helpers.errors import refused
 from sparse_transformer.model import sampling
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
   BigBird,
   Block,
   Local,
@@ -29,7 +28,7 @@ STATIC = (
 )
 CONTENT = (
   (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
-  (Routing(3, 9) | Local(3), Strided(6) | AdaptiveSpan(9, 5), LSH(9, 6)),
+  (Routing(3, 9) | Local(3), Strided(6), LSH(9, 6)),
 )
 OPTIONS = dict(key_heads=1, sinks=True, positions="rotary")
 

@@ -35,11 +35,7 @@ def test_parameters_residual_stream_and_logits_are_float32(dtype):
 
 
 def test_parameters_are_the_same_float32_with_x64():
-  patterns = "AdaptiveSpan(8), Routing(4, 8)"
-  changes = {
-    "attention.pattern": patterns,
-    "model.sinks": True,
-  }
+  changes = {"attention.pattern": "Routing(4, 8)", "model.sinks": True}
   experiment = Experiment(runs.tiny(**changes))
   expected = experiment.init()
   with jax.enable_x64(True):

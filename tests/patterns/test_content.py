@@ -9,7 +9,6 @@ from helpers.errors import refused
 from sparse_transformer import patterns
 from sparse_transformer.patterns import (
   LSH,
-  AdaptiveSpan,
   Block,
   Causal,
   Local,
@@ -19,13 +18,10 @@ from sparse_transformer.patterns import (
   analysis,
 )
 
-SPAN = AdaptiveSpan(96, ramp=16)
 ALL = (
   LSH(64, 192, rounds=4, seed=3),
   Routing(64, 128),
   TopBlocks(64, 8),
-  SPAN,
-  AdaptiveSpan(1),
 )
 
 
@@ -133,7 +129,6 @@ def test_most_keys_of_short_sequences():
   assert [LSH(8, 4, 2).most_keys(n) for n in (1, 9, 99)] == [1, 8, 16]
   assert [Routing(4, 8).most_keys(n) for n in (1, 9)] == [1, 8]
   assert [TopBlocks(8, 2).most_keys(n) for n in (8, 9, 99)] == [0, 8, 16]
-  assert [SPAN.most_keys(n) for n in (9, 1000)] == [9, 112]
   assert (Block(8) | TopBlocks(8, 2)).contents() == (TopBlocks(8, 2),)
 
 
@@ -150,8 +145,6 @@ def test_pairs_are_counted_as_the_most_there_can_be():
   # A query has one key in its bucket of each round; the first has itself.
   assert analysis.count_pairs(LSH(1, 4, 2), n) == 1 + 2 + 2 * (n - 2)
   assert analysis.count_pairs(local & Routing(4, 2), n) == 1 + 2 * (n - 1)
-  for pattern in SPAN, Local(3) | SPAN:  # of the longest spans
-    assert analysis.count_pairs(pattern, 200) == Local(112).pairs(200)
 
 
 def test_leaks_are_those_of_the_support():

@@ -111,15 +111,15 @@ def test_parameters_that_do_not_fit_are_named_and_stay_random(
 
 SPANS = {
   "model.positions": "learned",
-  "attention.pattern": "AdaptiveSpan(64)",
+  "model.max_span": 64,
 }
 MEANINGS = {  # of both runs, of the new one, and what is said
   "heads": ({}, {"model.num_heads": 4}, "num_heads=4 here, but 2 there"),
   "rotary": ({}, {"model.rotary_base": 100.0}, "base=100.0 here, but 1"),
   "spans": (
     SPANS,
-    {"attention.pattern": "AdaptiveSpan(8)"},
-    "here, but AdaptiveSpan",
+    {"model.max_span": 8},
+    "model.max_span=8 here, but 64 there",
   ),
   "symbols": (
     {"data.name": "bytes", "data.path": "text"},

@@ -9,7 +9,7 @@ from PIL import Image
 from scipy import stats
 
 from sparse_transformer import attention
-from sparse_transformer.attention import pair_weights
+from sparse_transformer.attention import find_pairs
 from sparse_transformer.figures import masks, style
 from sparse_transformer.model import transformer
 from sparse_transformer.model.block import ResidualBlock
@@ -90,7 +90,7 @@ def test_weights_are_those_of_the_realized_pairs(cells, sinks, monkeypatch):
   ((layer, found),) = head_statistics.weigh(network, params, {0: (q, k)})
   centroids = params["centroids"]["3"][0]
   directions = {of_layer[2]: centroids}
-  mask = np.asarray(pair_weights(of_layer, q, k, directions))[0] > 0
+  mask = np.asarray(find_pairs(of_layer, q, k, directions))[0]
   scores = np.einsum("lhk,mhk->hlm", q[0], k[0]) / np.sqrt(4)
   weights = np.exp(scores) * mask
   sink = np.exp(params["sinks"][0])[:, None, None] if sinks else 0

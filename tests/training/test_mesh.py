@@ -184,7 +184,8 @@ def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
     {},
     {"model.experts": 4},
     {"optimizer.name": "muon"},
-    {"attention.pattern": "LSH(8, 4), AdaptiveSpan(32)"},  # need whole heads
+    {"attention.pattern": "LSH(8, 4), Local(9)"},
+    {"attention.pattern": "Local(40)", "model.max_span": 32},
     {"data.orders": ("rotation", "random:5")},
   ],
 )
@@ -193,7 +194,7 @@ def test_all_meshes_train_as_one_device(more):
     dict(data=2, fsdp=2, sequence=2),
     dict(data=1, fsdp=2, sequence=2, tensor=2),
   ]
-  if "attention.pattern" in more:
+  if "attention.pattern" in more:  # need whole heads
     meshes[0] = dict(
       data=2,
       sequence=4,

@@ -116,7 +116,8 @@ def test_weights_decay_but_nothing_else_does():
   changes = {
     "optimizer.weight_decay": 0.5,
     "model.experts": 4,
-    "attention.pattern": "Routing(4, 8), AdaptiveSpan(8)",
+    "attention.pattern": "Routing(4, 8)",
+    "model.sinks": True,
   }
   settings.update_from_flattened_dict(changes)
   optimizer = make_optimizer(settings)
@@ -143,12 +144,12 @@ def test_weights_decay_but_nothing_else_does():
     bias=3,
     scale=2,
     start=1,
-    spans=2,
+    sinks=2,
   )
 
   assert seen == axes | {"4": 4}  # of centroids
   matrices = optimizer_lib._block_matrices(shapes)
-  assert matrices["centroids"]["4"] is matrices["spans"] is None
+  assert matrices["centroids"]["4"] is matrices["sinks"] is None
 
 
 MUON = {

@@ -7,49 +7,76 @@ import pytest
 from helpers import networks, runs
 
 from sparse_transformer import model
-from sparse_transformer.patterns import AdaptiveSpan, Local
+from sparse_transformer.model.options import learned_spans
+from sparse_transformer.patterns import Causal, Local
 from sparse_transformer.training import loop
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.reports import head_statistics
 
-SPAN = AdaptiveSpan(10, 4)
-# Of three layers; the second has no spans, the last one in its first head only.
-PATTERNS = ((SPAN, Local(3) | SPAN), (Local(5),) * 2, (SPAN, Local(2)))
+PATTERNS = ((Causal(), Local(50)), (Local(5),) * 2)
+SPANS = np.float32([[0.35, 0.52], [0.71, 0.13]])
+
+
+@pytest.fixture(autouse=True)
+def short_ramp(monkeypatch):
+  monkeypatch.setattr(learned_spans, "RAMP", 4)
 
 
 def network(**changes):
   settings = dict(
-    num_layers=3,
+    num_layers=2,
     patterns=PATTERNS,
+    max_span=10,
   )
   return networks.config(**settings | changes)
+
+
+def ramp(span, n):
+  """The weights of pairs by Sukhbaatar et al. 2019, section 2."""
+  distance = np.abs(np.arange(n)[:, None] - np.arange(n))
+  return np.clip((4 + span - distance) / 4, 0, 1)
 
 
 def gradient_of_spans(config):
   """(what the network measures, the gradient of a loss by the spans)."""
   params = networks.random_params(config)
   tokens = networks.tokens(config)
-  spans = jnp.array([[0.35, 0.52], [0.71, 0.13], [0.94, 0.22]])
 
   def loss(spans):
     inputs = params | {"spans": spans}, tokens
     logits, measured = model.make_predict(config)(*inputs)
     return jnp.sin(logits).mean() + 0.1 * measured["span"].mean(), measured
 
-  (_, measured), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(
-    spans
-  )
+  run = jax.jit(jax.value_and_grad(loss, has_aux=True))
+  (_, measured), gradient = run(SPANS)
   return measured, np.asarray(gradient)
+
+
+def test_biases_are_the_logarithms_of_ramps():
+  n = 12
+  spans = jnp.array([0.0, 3.3, 20.0])
+  biases = learned_spans.ramps(spans, n)
+  of_pairs = n - 1 + np.arange(n)[:, None] - np.arange(n)
+  for bias, span in zip(biases, spans, strict=True):
+    np.testing.assert_allclose(
+      jnp.exp(bias[of_pairs]), ramp(span, n), atol=1e-6
+    )
+
+  gradient = jax.jacobian(lambda x: jnp.exp(learned_spans.ramps(x, n)))(spans)
+
+  assert np.isfinite(gradient).all()
+  distance = np.abs(np.arange(1 - n, n))
+  on_ramp = (distance > spans[1]) & (distance < spans[1] + 4)
+  np.testing.assert_allclose(gradient[1, :, 1], on_ramp / 4, rtol=1e-5)
 
 
 @pytest.mark.soak
 def test_heads_of_layers_have_spans_of_their_own():
   measured, expected = gradient_of_spans(network(backend="dense"))
-  np.testing.assert_allclose(measured["spans"], [[3.5, 5.2], [9.4, 0]], 1e-6)
-  np.testing.assert_allclose(measured["span"], [4.35, 9.4], 1e-6)
-  assert (
-    (expected != 0) == [[True, True], [False, False], [True, False]]
-  ).all()
+
+  np.testing.assert_allclose(measured["spans"], 10 * SPANS, 1e-6)
+  np.testing.assert_allclose(measured["span"], [4.35, 4.2], 1e-6)
+  assert np.all(expected != 0)
 
   blocked = network(
     backend="streamed",
@@ -71,8 +98,9 @@ def test_penalty_shortens_spans_within_bounds(monkeypatch):
   monkeypatch.setitem(model.LOSS_WEIGHTS, "span", 10.0)
   config = runs.tiny(
     **{
-      "attention.pattern": "(Local(3) | AdaptiveSpan(40, 8), Local(9)),",
+      "attention.pattern": "Local(48)",
       "attention.backend": "dense",
+      "model.max_span": 40,
       "model.num_layers": 2,
       "optimizer.learning_rate": 0.3,
     }
@@ -86,12 +114,12 @@ def test_penalty_shortens_spans_within_bounds(monkeypatch):
     state, measured = step(state, np.asarray(experiment.batch(i)))
     lines.append(loop._finite(measured))
   # The first update of the warm-up is 0; the next are of the learning rate.
-  expected = [[[20, 0]] * 2, [[20, 0]] * 2, [[8, 0]] * 2]
+  expected = [[[20, 20]] * 2, [[20, 20]] * 2, [[8, 8]] * 2]
   found = [line["spans"] for line in lines]
 
   np.testing.assert_allclose(found, expected, atol=0.1)
   np.testing.assert_allclose([x["span"] for x in lines], [20, 20, 8], atol=0.1)
-  np.testing.assert_array_equal(state.params["spans"], [[0, 0.5]] * 2)
+  np.testing.assert_array_equal(state.params["spans"], np.zeros((2, 2)))
 
 
 def test_drawn_weights_have_ramps():
@@ -101,11 +129,8 @@ def test_drawn_weights_have_ramps():
   drawn = np.random.default_rng(0).normal(size=(2, 1, 20, 2, 4))
   q, k = drawn.astype(np.float32)
   ((_, drawn),) = head_statistics.weigh(config, params, {0: (q, k)})
-  distance = np.arange(20)[:, None] - np.arange(20)
   for h, (head, span) in enumerate(zip(drawn, (3.1, 5.2), strict=True)):
-    m = np.clip((4 + span - distance) / 4, 0, 1) * (distance >= 0)
-    if h == 1:  # with the pairs of Local(3)
-      m = np.maximum(m, Local(3).matrix(20))
+    m = ramp(span, 20) * Causal().matrix(20)
     p = m * np.exp(q[0, :, h] @ k[0, :, h].T / 2)
     p /= p.sum(1, keepdims=True)
     bits = -(p * np.log2(np.where(p > 0, p, 1))).sum(1).mean()

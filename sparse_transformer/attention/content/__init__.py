@@ -1,1 +1,1 @@
-"""Content-based patterns, and learned spans."""
+"""Content-based patterns."""

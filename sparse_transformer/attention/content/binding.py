@@ -16,7 +16,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.content import found_tiles, spans as spans_lib
+from sparse_transformer.attention.content import found_tiles
 from sparse_transformer.attention.contract import Keys, Queries
 from sparse_transformer.attention.heads import group_heads, index_of, key_heads
 from sparse_transformer.patterns import Pattern, shorten
@@ -25,14 +25,9 @@ from sparse_transformer.patterns.content import Content, Known
 Directions = Mapping[Pattern, jax.Array]
 
 
-def labelled(pattern: Pattern) -> tuple[Content, ...]:
-  """The `contents` of a pattern if its pairs follow from labels."""
-  return pattern.contents() if spans_lib.span_of(pattern) is None else ()
-
-
 def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, contract.Heads]:
-  """The distinct patterns whose pairs follow from labels, with their heads."""
-  return group_heads([(p,) if labelled(p) else () for p in patterns])
+  """The distinct content-based patterns, with their heads."""
+  return group_heads([(p,) if p.contents() else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
@@ -101,24 +96,23 @@ def check_directions(
   patterns: tuple[Pattern, ...], directions: Directions, width: int
 ) -> None:
   """Raises a ValueError unless patterns have what they need; `width` is K."""
-  taken = {}
+  shapes = {}
   for pattern in patterns:
     for content in pattern.contents():
-      shape, what = content.argument(len(patterns), width)
-      if what:
-        taken[content] = shape, what
+      if content.num_directions:
+        shapes[content] = len(patterns), content.num_directions, width
   for pattern in directions:
-    if pattern not in taken:
+    if pattern not in shapes:
       raise ValueError(
         f"directions of {shorten(repr(pattern))}, which no head's pattern"
         " takes; a key is a Pattern, not its text; directions are for"
-        f" {', '.join(map(shorten, taken)) or 'none'}"
+        f" {', '.join(map(shorten, shapes)) or 'none'}"
       )
-  for content, (shape, what) in taken.items():
+  for content, shape in shapes.items():
     vectors = directions.get(content)
     if vectors is None and content.directions(width) is None:
       raise ValueError(
-        f"{shorten(content)} needs its {what}, an array {list(shape)}: pass"
+        f"{shorten(content)} needs its directions, an array {list(shape)}: pass"
         " directions={pattern: array} to attend, or to as_attention_fn"
       )
     if vectors is not None and np.shape(vectors) not in (
@@ -126,7 +120,7 @@ def check_directions(
       (1, *shape[1:]),
     ):
       raise ValueError(
-        f"{what} of {shorten(content)} must be {list(shape)}, or the same"
+        f"directions of {shorten(content)} must be {list(shape)}, or the same"
         f" with 1 head, got {list(np.shape(vectors))}"
       )
 
@@ -137,20 +131,15 @@ def prepare(
   keys: Keys,
   directions: Directions,
   tile: int,
-) -> tuple[jax.Array | None, tuple[Any, ...]]:
-  """(the spans of heads, or None; what `plan_found` makes plans of)."""
+) -> tuple[Any, ...]:
+  """What `plan_found` makes plans of."""
   bound = bind(patterns, queries, keys, directions)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
-  dtype = np.promote_types(queries.q.dtype, np.float32)
-  return spans_lib.spans_of_heads(patterns, directions, dtype), (bound, tables)
+  return bound, tables
 
 
 def plan_found(
-  patterns: tuple[Pattern, ...],
-  runtime_tables: tuple[Any, ...],
-  spans_H: jax.Array | None,
-  n: int,
-  tile: int,
+  patterns: tuple[Pattern, ...], runtime_tables: tuple[Any, ...]
 ) -> contract.Plans:
   """The plans of the disjoint parts that are not static, see `prepare`."""
   # Parts that share a set share its tables.
@@ -163,7 +152,7 @@ def plan_found(
     for content_part in pattern.split()[1]:
       for part in content_part.bind(united).parts():
         plans.append((found_tiles.plan_part(part, table_of), heads))
-  return [*plans, *spans_lib.span_plans(patterns, spans_H, n, tile)]
+  return plans
 
 
 def count_scores(
@@ -171,26 +160,19 @@ def count_scores(
 ) -> list[tuple[str, int, int]]:
   """(executor, tile, scores per sequence and head) of content-based parts.
 
-  Shapes are known before run time, whatever the content. Spans are not: the
-  count for the longest ones is an upper bound.
+  Shapes are known before run time, whatever the content.
   """
   counts = []
   directions = {}
   for content in pattern.contents():
-    shape, what = content.argument(1, request.qk_width)
-    if what:
-      directions[content] = jnp.zeros(shape)
+    shape = 1, content.num_directions, request.qk_width
+    directions[content] = jnp.zeros(shape)
 
   def count(q):
     queries = Queries(q)
     keys = Keys(q, q)
-    spans_H, tables = prepare(
-      (pattern,), queries, keys, directions, request.tile
-    )
-    plans = plan_found(
-      (pattern,), tables, spans_H, request.length, request.tile
-    )
-    for plan, _ in plans:
+    tables = prepare((pattern,), queries, keys, directions, request.tile)
+    for plan, _ in plan_found((pattern,), tables):
       steps = plan.tables.steps(plan, queries, keys, request.platform)
       counts.append((steps.name, plan.tile, steps.scores))
 
@@ -212,22 +194,16 @@ def _sets(bound):
   return jax.tree.leaves(bound, is_leaf=lambda x: isinstance(x, Pattern))
 
 
-def pair_weights(
+def find_pairs(
   patterns: tuple[Pattern, ...],
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
   directions: Directions,
 ) -> jax.Array:
-  """The factors of exp(score) of pairs, 0 for none: [B, H, L, M].
-
-  They are 1 but for learned spans. B is 1 if all patterns are static.
-  """
+  """The pairs of heads, bool [B, H, L, M]; B is 1 if all are static."""
   queries = Queries(q_BLHK)
   keys = Keys(k_BMGK, k_BMGK)  # values do not matter
-  mask_BHLM, weights_HLM = realize(patterns, queries, keys, directions)
-  if weights_HLM is None:
-    weights_HLM = jnp.ones((1, 1, 1))
-  return jnp.where(mask_BHLM, weights_HLM[None], 0)
+  return realize(patterns, queries, keys, directions)
 
 
 def realize(
@@ -235,11 +211,8 @@ def realize(
   queries: Queries,
   keys: Keys,
   directions: Directions,
-) -> tuple[jax.Array, jax.Array | None]:
-  """(the pairs, bool [B, H, L, M]; their weights [H, L, M]; None for 1).
-
-  B is 1 if all patterns are static.
-  """
+) -> jax.Array:
+  """`find_pairs`, where queries may only have keys of their segments."""
   bound = bind(patterns, queries, keys, directions)
   heads_bound = [pattern.support() for pattern in patterns]
   by_pattern = with_content(patterns).items()
@@ -255,11 +228,4 @@ def realize(
   everything = np.ones((1, 1, n, n), bool)
   masks = [pattern.mask(q_at, k_at) for pattern in heads_bound]
   *masks, _ = jnp.broadcast_arrays(*masks, everything)
-  mask_BHLM = jnp.concatenate(masks, axis=1)
-
-  at = np.arange(n)
-  dtype = np.promote_types(queries.q.dtype, np.float32)
-  weights_HLM = spans_lib.weights(patterns, directions, at[:, None], at, dtype)
-  if weights_HLM is not None:
-    mask_BHLM &= (weights_HLM != 0)[None]
-  return mask_BHLM, weights_HLM
+  return jnp.concatenate(masks, axis=1)

@@ -145,7 +145,7 @@ def plan_part(
 
 @dataclasses.dataclass(frozen=True)
 class FoundTiles:
-  """Runs plans whose tables are found at run time, here or in `spans`."""
+  """Runs plans whose tables are found at run time."""
 
   platform: str
 
@@ -237,7 +237,7 @@ class _Steps(online_softmax.TileLoop):
   def pairs(self, i, j):
     q_at = self._now(self.rows, i)
     k_at = self.take(i, self.at)
-    return online_softmax.pairs(self.pattern, q_at, k_at), None
+    return online_softmax.pairs(self.pattern, q_at, k_at)
 
   def shape(self, q):
     batch, _, num_heads, _ = q.shape

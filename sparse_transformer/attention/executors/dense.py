@@ -31,6 +31,7 @@ def attend(
   queries: contract.Queries,
   keys: contract.Keys,
   directions: binding.Directions,
+  bias_HD: jax.Array | None,
   first: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of a device.
@@ -46,15 +47,13 @@ def attend(
     )
     queries, keys = jax.tree.map(gather, (queries, keys))
     whole = dataclasses.replace(request, split=contract.Split())
-    out, lse = attend(whole, queries, keys, directions, first=None)
+    out, lse = attend(whole, queries, keys, directions, bias_HD, first=None)
     return (
       lax.dynamic_slice_in_dim(out, start, num_own, 1),
       lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
 
-  mask_BHLM, factors_HLM = binding.realize(
-    request.patterns, queries, keys, directions
-  )
+  mask_BHLM = binding.realize(request.patterns, queries, keys, directions)
   if first is not None:
     num_queries = queries.q.shape[1]
     mask_BHLM = lax.dynamic_slice_in_dim(mask_BHLM, first, num_queries, 2)
@@ -63,14 +62,18 @@ def attend(
     mask_BHLM &= queries.segments[:, None] == segments_B11M
 
   scores_BHLM, v_BMHE = _scores(request, queries, keys)
+  if bias_HD is not None:
+    bias_HLM = _bias_of_pairs(bias_HD, queries, keys, first)
+    # Only finite numbers are added: -inf has no gradient.
+    is_open_HLM = bias_HLM > -jnp.inf
+    mask_BHLM &= is_open_HLM[None]
+    scores_BHLM += jnp.where(is_open_HLM, bias_HLM, 0)[None]
   scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
 
   # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
-  if factors_HLM is not None:
-    weights_BHLM = weights_BHLM * factors_HLM[None]
   sum_BHL1 = weights_BHLM.sum(-1, keepdims=True)
   is_empty_BHL1 = sum_BHL1 == 0
   sum_BHL1 = jnp.where(is_empty_BHL1, 1, sum_BHL1)
@@ -84,6 +87,16 @@ def attend(
     lse_BHL1[..., 0].transpose(0, 2, 1),
   )
   return out_BLHE, lse_BLH
+
+
+def _bias_of_pairs(bias_HD, queries, keys, first):
+  """The bias of all pairs, [H, L, M]."""
+  q_at = np.arange(queries.q.shape[1])
+  if first is not None:
+    q_at = q_at + first
+  k_at = np.arange(keys.k.shape[1])
+  distances_LM = q_at[:, None] - k_at[None]
+  return contract.bias_at(bias_HD, distances_LM)
 
 
 def _scores(request, queries, keys):

@@ -43,6 +43,8 @@ class Mosaic(contract.Executor):
   def unsupported(self, request: contract.Request) -> str | None:
     if not self.interpret and request.platform != "tpu":
       return "it needs a TPU"
+    if request.features.bias:
+      return "it does not have a bias"
     # `attend` reduces the tile of a short sequence.
     is_short = request.length <= request.tile < self.smallest_tile
     known = (*SMALL_TILES, *TILES)

@@ -35,6 +35,8 @@ class Triton(contract.Executor):
   def unsupported(self, request: Request) -> str | None:
     if not self.interpret and request.platform != "cuda":
       return "it needs an NVIDIA GPU"
+    if request.features.bias:
+      return "it does not have a bias"
     widths = request.qk_width, request.value_width
     if not set(widths) <= {*WIDTHS}:
       return f"widths of heads must be among {WIDTHS}, got {widths}"

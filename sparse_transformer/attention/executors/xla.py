@@ -10,11 +10,12 @@ read once for all of them: tiles of queries are [A, B, G, R T, ...].
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 
 from sparse_transformer.attention import contract, online_softmax
 from sparse_transformer.attention.heads import group_heads, heads_of_parts
@@ -87,7 +88,7 @@ class Xla(contract.Executor):
     queries: contract.Queries,
     keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
-    loop = _PlanLoop(plan, queries, keys)
+    loop = PlanLoop(plan, queries, keys)
     return online_softmax.forward(loop, queries, keys, plan.scores)
 
   def backward(
@@ -96,7 +97,7 @@ class Xla(contract.Executor):
     queries: contract.Queries,
     keys: contract.Keys,
   ) -> tuple[jax.Array, ...]:
-    loop = _PlanLoop(plan, queries, keys)
+    loop = PlanLoop(plan, queries, keys)
     return online_softmax.backward(loop, queries, keys, plan.scores)
 
 
@@ -259,15 +260,17 @@ def _group(num_steps, largest):
   return num_steps, 1
 
 
-class _PlanLoop(online_softmax.TileLoop):
+class PlanLoop(online_softmax.TileLoop):
   """The steps of a plan, on arrays in its orders.
 
   A group is A tiles of queries; a step has C tiles of keys for each of them.
   """
 
-  def __init__(self, plan, queries, keys):
+  def __init__(
+    self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+  ) -> None:
     tables = plan.tables
-    self.plan = plan
+    self.plan: Any = plan  # whose orders have positions
     self.tile = plan.tile
     self.first = jnp.asarray(tables.first)
     self.cols = jnp.asarray(tables.cols)
@@ -283,16 +286,16 @@ class _PlanLoop(online_softmax.TileLoop):
     has_segments = queries.segments is not None
     self.skips = is_slice or (has_segments and not self.single)
 
-  def bounds(self, i):
+  def bounds(self, i: Array) -> tuple[Array, Array]:
     return self.first[i], self.first[i + 1]
 
-  def queries(self, i, *arrays):
+  def queries(self, i: Array, *arrays: Array) -> tuple[Array, ...]:
     return tuple(self._query_tiles(i, x) for x in arrays)
 
-  def keys(self, i, j, *arrays):
+  def keys(self, i: Array, j: Array, *arrays: Array) -> tuple[Array, ...]:
     return tuple(self._key_tiles(self.cols[j], x) for x in arrays)
 
-  def pairs(self, i, j):
+  def pairs(self, i: Array, j: Array) -> Array:
     q_at = jnp.asarray(self.plan.queries.positions)
     q_at = self._slice_group(i, q_at[None])
     q_at_AT = q_at.reshape(self.size, self.tile)
@@ -311,9 +314,9 @@ class _PlanLoop(online_softmax.TileLoop):
       k_at_AS,
     )
     mask_ATS = jnp.tile(mask_ATS, (1, self.rows, 1))
-    return mask_ATS[:, None, None], None
+    return mask_ATS[:, None, None]
 
-  def put(self, i, x_BLH, new):
+  def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
     batch, _, *of_query = x_BLH.shape
     num_queries = self.size * self.tile
     by_tile = self.size, batch, -1, self.tile
@@ -327,7 +330,7 @@ class _PlanLoop(online_softmax.TileLoop):
       axis=1,
     )
 
-  def add(self, i, j, x_BLH, new):
+  def add(self, i: Array, j: Array, x_BLH: Array, new: Array) -> Array:
     for cols_C, new_BHS in zip(self.cols[j], new, strict=True):
       tiles = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, tiles, strict=True):

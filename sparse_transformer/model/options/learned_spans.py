@@ -1,26 +1,32 @@
-"""Learned spans: parameters, as shares of the longest span."""
+"""Learned spans: how far back heads attend, as shares of the longest span."""
 
-import itertools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from sparse_transformer import attention
 from sparse_transformer.model.options.option import Inputs, Layer, Option
+
+RAMP = 32  # positions over which weights fall to 0
 
 
 class LearnedSpans(Option):
-  """The spans of patterns that learn them."""
+  """`model.max_span`, the longest span of a head.
+
+  With a span of z positions, exp(score) of a key that is d positions away has
+  the weight clip((RAMP + z - d) / RAMP, 0, 1), whose logarithm is a bias. The
+  ramp gives the span its gradient. Source: Sukhbaatar et al. 2019, arXiv
+  1905.07799, where the ramp of the longest span is cut off.
+  """
 
   stacked = ("spans",)
   losses = dict(span=1e-6)  # shortens them
 
   @property
   def is_used(self) -> bool:
-    heads = itertools.chain(*self.config.patterns)
-    return any(attention.span_of(pattern) is not None for pattern in heads)
+    return self.config.max_span > 0
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     shape = self.config.num_layers, self.config.num_heads
@@ -34,23 +40,41 @@ class LearnedSpans(Option):
     return params | dict(spans=jnp.clip(params["spans"], 0, 1))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    shares_H = layer.arrays["spans"]
-
-    directions = {}
-    for pattern in map(attention.span_of, layer.patterns):
-      if pattern is not None:
-        directions[pattern] = pattern.max * shares_H
-    return inputs.add_directions(directions)
+    spans_H = self._spans(layer)
+    bias_HD = ramps(spans_H, self.config.length)
+    keywords = inputs.keywords | dict(bias_HD=bias_HD)
+    return inputs._replace(keywords=keywords)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """Measures `spans` [heads], 0 without one, and `span`, their mean.
+    """Measures `spans` [heads] and `span`, their mean.
 
     Both are in positions; `span` is an auxiliary loss.
     """
-    directions = inputs.keywords["directions"]
-    spans_H = attention.spans_of_heads(layer.patterns, directions)
-    if spans_H is None:
-      return {}
-    spans = map(attention.span_of, layer.patterns)
-    num = sum(span is not None for span in spans)
-    return dict(span=spans_H.sum() / num, spans=spans_H)
+    spans_H = self._spans(layer)
+    return dict(
+      span=spans_H.mean(),
+      spans=spans_H,
+    )
+
+  def _spans(self, layer):
+    shares_H = layer.arrays["spans"]
+    return self.config.max_span * shares_H
+
+
+def ramps(spans_H: jax.Array, n: int) -> jax.Array:
+  """The logarithms of weights by distance, [H, 2 n - 1]."""
+  differences_D = np.arange(1 - n, n)
+  distances_D = np.abs(differences_D)
+  ends_H1 = spans_H[:, None] + RAMP
+  room_HD = ends_H1 - distances_D[None]
+
+  # At the ends of the ramp, the derivative with respect to the span is 0.
+  most = float(RAMP)
+  room_HD = jax.lax.clamp(0.0, room_HD, most)
+  weights_HD = room_HD / RAMP
+
+  # The logarithm of 0 would have gradients that are not finite.
+  is_open_HD = weights_HD > 0
+  weights_HD = jnp.where(is_open_HD, weights_HD, 1)
+  logs_HD = jnp.log(weights_HD)
+  return jnp.where(is_open_HD, logs_HD, -jnp.inf)

@@ -13,7 +13,7 @@ import numpy as np
 from jax.scipy.special import entr
 
 from sparse_transformer import atomic, model as model_lib, tables
-from sparse_transformer.attention import pair_weights
+from sparse_transformer.attention import bias_at, find_pairs
 from sparse_transformer.figures import masks, style
 from sparse_transformer.model import options, transformer
 
@@ -125,7 +125,9 @@ def weigh(
       ),
     )
     directions = inputs.keywords.get("directions", {})
-    factors_BHLM = pair_weights(patterns, q_BLHK, k_BLHK, directions)
+    mask_BHLM = find_pairs(patterns, q_BLHK, k_BLHK, directions)
+    at = np.arange(q_BLHK.shape[1])
+    bias_HD = inputs.keywords.get("bias_HD")
     sinks_H = inputs.keywords.get("sinks_H")
 
     heads = []
@@ -133,10 +135,12 @@ def weigh(
       q_LK = np.asarray(q_BLHK[0, :, head], np.float32)
       k_MK = np.asarray(k_BLHK[0, :, head], np.float32)
       scores_LM = q_LK / math.sqrt(q_LK.shape[-1]) @ k_MK.T
-      factors_LM = factors_BHLM[0, head]
-      scores_LM = scores_LM + jnp.log(factors_LM)
+      mask_LM = np.asarray(mask_BHLM[0, head])
+      if bias_HD is not None:
+        bias_LM = bias_at(bias_HD, at[:, None] - at[None])[head]
+        scores_LM = scores_LM + bias_LM
+        mask_LM = mask_LM & np.asarray(bias_LM > -np.inf)
       sink = -np.inf if sinks_H is None else sinks_H[head]
-      mask_LM = np.asarray(factors_LM > 0)
       heads.append(_measure(str(pattern), scores_LM, mask_LM, sink))
     yield layer, heads
 

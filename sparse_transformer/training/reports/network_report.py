@@ -176,7 +176,7 @@ COLUMNS = (
 NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
 1 is the best possible. Where the content decides, pairs are the most there can
-be, and learned spans count as the longest."""
+be."""
 
 
 def render(report: Report) -> str:

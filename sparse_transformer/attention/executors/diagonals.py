@@ -1,0 +1,242 @@
+"""Attention with a bias by distance, in plain XLA: tiles meet along diagonals.
+
+A step has tiles of queries, and of keys equally far before them: they share
+their bias. Distances that the bias masks are left out, which is known only at
+run time; key heads run one after another, since each may leave out others.
+
+Axes, besides those of `xla`: V distances of tiles, D of positions.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from sparse_transformer.attention import contract, online_softmax
+from sparse_transformer.attention.executors import xla
+from sparse_transformer.attention.heads import group_heads, index_of
+from sparse_transformer.attention.orders import make_order
+from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns.catalogue import Full
+
+TILE = 128  # positions
+# Scores of a step, over all sequences: on CPUs, they should stay in cache.
+CPU_SCORES = 131_072
+SCORES = 2**25
+OUTSIDE = 2**30  # more places than a bias has
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Tables:
+  """The steps of one part, those of each group by distance."""
+
+  steps: xla.StepTables
+  # int32 [V], how far a tile's first query is from the first key that it meets.
+  distances: contract.Table
+  bias: jax.Array  # [H, D], distance 0 in the middle
+
+
+def plans(
+  request: contract.Request,
+  bias_HD: jax.Array,
+  num_queries: int,
+  first: jax.Array | None,
+) -> contract.Plans:
+  """The plans of all heads; with `first`, of queries from there on."""
+  n = request.length
+  tile = tile_size(request)
+  plans = []
+  by_pattern = group_heads([(pattern,) for pattern in request.patterns])
+  for pattern, heads in by_pattern.items():
+    if not pattern.pairs(n):
+      continue
+    distances_V, cols = _steps(pattern, request, num_queries, first is not None)
+    num_groups, _, size = cols.shape
+    num_places = num_groups * size * tile
+    query_order = make_order(np.arange(num_queries), num_places, first)
+    key_order = make_order(np.arange(n), -(-n // tile) * tile)
+
+    steps = xla.StepTables(
+      first=len(distances_V) * np.arange(num_groups + 1, dtype=np.int32),
+      cols=cols.reshape(-1, size, 1),
+      single=False,
+      num_keys=0 if first is None else tile,
+    )
+    tables = Tables(
+      steps=steps,
+      distances=distances_V * tile + (0 if first is None else first),
+      bias=bias_HD[index_of(heads, request.num_heads)],
+    )
+    plan = contract.Plan(
+      pattern=pattern,
+      tile=tile,
+      tables=tables,
+      queries=query_order,
+      keys=key_order,
+    )
+    plans.append((plan, heads))
+  return plans
+
+
+def tile_size(request: contract.Request) -> int:
+  """The positions on a side of a tile."""
+  return min(request.tile or TILE, request.length)
+
+
+def most_scores(pattern: Pattern, request: contract.Request) -> int:
+  """The scores of a head in a sequence, if the bias masks nothing."""
+  if not pattern.pairs(request.length):
+    return 0
+  _, cols = _steps(pattern, request, request.length, is_slice=False)
+  num_steps = 0
+  for cols_VA in cols:
+    # From the first distance with tiles to the last.
+    needed = np.flatnonzero((cols_VA >= 0).any(1))
+    if len(needed):
+      num_steps += int(needed[-1] - needed[0]) + 1
+  return num_steps * cols.shape[2] * tile_size(request) ** 2
+
+
+def _steps(pattern, request, num_queries, is_slice):
+  """The distances in tiles, [V], and the tiles of keys of each step.
+
+  These are [groups, V, A], one for each tile of queries; -1 for none.
+  """
+  n = request.length
+  tile = tile_size(request)
+  num_rows = -(-num_queries // tile)
+  num_cols = -(-n // tile)
+
+  # As many tiles of queries in a group as a step may have scores.
+  limit = CPU_SCORES if request.platform == "cpu" else SCORES
+  scores = (request.batch or 1) * request.group * tile**2
+  num_groups = -(-num_rows // max(1, limit // scores))
+  size = -(-num_rows // num_groups)
+  rows = np.arange(num_groups * size).reshape(num_groups, 1, size)
+
+  # Where a slice begins is known at run time: it may have all distances.
+  distances_V = np.arange(1 - num_cols, num_rows)
+  if not is_slice:
+    # In natural order, whatever the pattern's own.
+    layout = (Full() & pattern).layout(n, tile)
+    distances_V = np.unique(layout.rows - layout.cols)
+  cols = rows - distances_V[:, None]
+  is_tile = (cols >= 0) & (cols < num_cols) & (rows < num_rows)
+  cols = np.where(is_tile, cols, -1).astype(np.int32)
+  return distances_V, cols
+
+
+def forward(
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+) -> tuple[jax.Array, ...]:
+  """See `contract.Runner`."""
+  return _each_head(online_softmax.forward, plan, queries, keys)
+
+
+def backward(
+  plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
+) -> tuple[jax.Array, ...]:
+  """See `contract.Runner`."""
+  dq, dk, dv, dbias = _each_head(online_softmax.backward, plan, queries, keys)
+  return dq, dk, dv, dbias.reshape(plan.tables.bias.shape)
+
+
+def _each_head(run, plan, queries, keys):
+  """The results of key heads and their query heads, one after another."""
+  num_heads = keys.k.shape[2]
+
+  def run_head(head):
+    def take(x, axis):
+      size = max(1, x.shape[axis] // num_heads)  # 1 of what is for all heads
+      return lax.dynamic_slice_in_dim(x, head * size, size, axis)
+
+    own_queries, own_keys = jax.tree.map(
+      lambda x: take(x, 2),
+      (queries, keys),
+    )
+    bias_RD = take(plan.tables.bias, 0)
+    loop = _Diagonals(plan, own_queries, own_keys, bias_RD)
+    return run(loop, own_queries, own_keys, plan.scores)
+
+  def join(x_GBLR):
+    x_BLGR = jnp.moveaxis(x_GBLR, 0, 2)
+    batch, length, _, _, *width = x_BLGR.shape
+    return x_BLGR.reshape(batch, length, -1, *width)
+
+  results = lax.map(run_head, jnp.arange(num_heads))
+  return *map(join, results[:3]), *results[3:]
+
+
+class _Diagonals(xla.PlanLoop):
+  """The steps of a plan, for one key head."""
+
+  def __init__(self, plan, queries, keys, bias_RD):
+    tables = plan.tables
+    plan = dataclasses.replace(plan, tables=tables.steps)
+    super().__init__(plan, queries, keys)
+    self.bias_RD = bias_RD
+    self.dbias = jnp.zeros_like(bias_RD)
+
+    # Where the bias of the pairs of a step starts.
+    middle = bias_RD.shape[1] // 2
+    nearest = self.tile - 1  # places before the distance of a tile
+    starts_V = tables.distances + middle - nearest
+    self.starts_V = jnp.asarray(starts_V)
+    self.within_D = np.arange(2 * self.tile - 1)
+
+    # At a distance without tiles, or where all is masked, nothing is computed.
+    is_tile = self.cols >= 0
+    has_tiles = is_tile.any((1, 2))
+    has_tiles = has_tiles.reshape(self.num, -1)
+    places_VD = self.starts_V[:, None] + self.within_D[None]
+    is_open_RVD = bias_RD[:, places_VD] > -jnp.inf
+    is_open_V = is_open_RVD.any((0, 2))
+    self.is_needed = has_tiles & is_open_V[None]
+
+  def bounds(self, i):
+    is_needed_V = self.is_needed[i]
+    ends_V = np.arange(1, 1 + len(is_needed_V))
+    begin = is_needed_V.argmax()
+    end = (is_needed_V * ends_V).max()
+    first = self.first[i]
+    return first + begin, first + end
+
+  def bias(self, i, j):
+    places = np.arange(self.tile)
+    within_TS = places[:, None] + places[::-1]
+    places_TS = self._start(j) + within_TS
+    bias_RTS = self.bias_RD[:, places_TS]
+    return bias_RTS.reshape(1, 1, 1, -1, self.tile)
+
+  def add_bias(self, i, j, dbias, ds):
+    tile = self.tile
+    total = ds.sum((0, 1, 2))
+    ds_RTS = total.reshape(-1, tile, tile)
+
+    # The sum of each diagonal. Without the padding at the end, rows as long as
+    # the diagonals begin one place further on than the one before.
+    flipped_RTS = ds_RTS[..., ::-1]
+    none = 0, 0
+    padded = jnp.pad(flipped_RTS, (none, none, (0, tile)))
+    group = len(padded)
+    in_line = padded.reshape(group, -1)
+    in_line = in_line[:, :-tile]
+    rows_RTD = in_line.reshape(group, tile, -1)
+    new_RD = rows_RTD.sum(1)
+
+    # Padding has distances without a bias; negative ones would wrap around.
+    places_D = self._start(j) + self.within_D
+    is_negative_D = places_D < 0
+    outside_D = places_D + OUTSIDE
+    places_D = jnp.where(is_negative_D, outside_D, places_D)
+    return dbias.at[:, places_D].add(
+      new_RD,
+      mode="drop",
+      unique_indices=True,
+    )
+
+  def _start(self, j):
+    return self.starts_V[j % len(self.starts_V)]

@@ -125,11 +125,16 @@ def has_pairs(pattern: Pattern, n: int) -> bool:
   """Returns whether a query attends to a key, or may for some content."""
   pattern.check(n)
   pattern = pattern.support()
+  # A few rows of the mask answer at once for nearly all patterns.
   some_queries = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some_queries, np.arange(n))):
     return True
-  covers = [layout_lib.cover(part, n, TILE) for part in pattern.parts()]
-  return any(len(nodes.pairs) for nodes in itertools.chain(*covers))
+
+  for part in pattern.parts():
+    for nodes in layout_lib.cover(part, n, TILE):
+      if len(nodes.pairs):
+        return True
+  return False
 
 
 def is_causal(pattern: Pattern, n: int) -> bool:
@@ -165,7 +170,9 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
 
   # The key is the last position of the shortest sequence that has a leak.
   key = bisect.bisect_left(range(1, n), True, key=has_leak)
-  return int(np.argmax(late.mask(np.arange(key), np.asarray(key)))), key
+  earlier = np.arange(key)
+  sees_key = late.mask(earlier, np.asarray(key))
+  return int(np.argmax(sees_key)), key
 
 
 def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
@@ -255,7 +262,7 @@ def reach(layers: Layers, n: int) -> np.ndarray:
 
 
 def _check(layers, n):
-  for pattern in itertools.chain(*layers):
+  for pattern in itertools.chain.from_iterable(layers):
     pattern.check(n)
 
 
@@ -279,11 +286,14 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   between its key and its query; the rest is sampled with 64 inputs.
   """
   _check(layers, n)
-  causal = all(is_causal(p, n) for p in set(itertools.chain(*layers)))
+  heads = itertools.chain.from_iterable(layers)
+  causal = all(is_causal(pattern, n) for pattern in set(heads))
   if n <= EXACT:
-    positions, inputs = n, np.arange(0)
+    positions = n
+    inputs = np.arange(0)
   else:
-    positions, inputs = EXACT if causal else 0, _sampled_inputs(n)
+    positions = EXACT if causal else 0
+    inputs = _sampled_inputs(n)
 
   depth = 0
   missing = None
@@ -303,8 +313,9 @@ def _sampled_inputs(n):
   """Returns both sides of the powers of 2, then random positions."""
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)
-  inputs = dict.fromkeys([*(powers - 1), *powers, *random[:INPUTS]])
-  return np.sort(list(inputs)[:INPUTS])
+  candidates = np.concatenate([powers - 1, powers, random[:INPUTS]])
+  inputs = list(dict.fromkeys(candidates))
+  return np.sort(inputs[:INPUTS])
 
 
 def _follow(layers, n, inputs, causal):
@@ -328,7 +339,10 @@ def _follow(layers, n, inputs, causal):
     for pattern in heads:
       new = _reduce(np.bitwise_or, pattern.beginning(n), before)
       seen = seen | new
-    idle = idle | {heads} if np.array_equal(seen, before) else set()
+    if np.array_equal(seen, before):
+      idle.add(heads)
+    else:
+      idle.clear()
 
   missing = wanted & ~seen
   if not missing.any():

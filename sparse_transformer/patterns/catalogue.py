@@ -235,10 +235,7 @@ class LogSparse(Checked):
 
   @classmethod
   def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(), cls(5)),
-      large=cls(),
-    )
+    return Examples(causal=(cls(), cls(5)), large=cls())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,9 +306,10 @@ class RandomBlocks(Checked):
       raise ValueError(f"{self}: num must be at most {MAX_DRAWS}")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    q, k = q // self.size, k // self.size
-    past = self._draws(q, k)
-    return past if self.causal else past | self._draws(k, q)
+    row = q // self.size
+    col = k // self.size
+    past = self._draws(row, col)
+    return past if self.causal else past | self._draws(col, row)
 
   def _draws(self, row: Integers, col: Integers) -> Booleans:
     """Returns whether block `row` drew block `col`."""
@@ -346,9 +344,10 @@ _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 
 def _hash(x: Integers, seed: int) -> Integers:
   """Pseudo-random integers in [0, _LEVELS), from products below 2**31."""
-  a, b = 7919 + seed * 104729 % 16381, seed * 15485863 % _PRIME
+  a = 7919 + seed * 104729 % 16381
+  b = seed * 15485863 % _PRIME
   x = (x % _PRIME * a + b) % _PRIME
-  for shift in (12345, 23456):
+  for shift in 12345, 23456:
     x = (x * x % _PRIME * x + shift) % _PRIME
   return x * _LEVELS // _PRIME
 
@@ -559,8 +558,9 @@ def _within(distance: Integers, reach: int) -> Booleans:
 def _by_residue(n, period, offset=0):
   """Queries sorted by (q + offset) % period, and keys by k % period."""
   i = np.arange(n)
-  residues = (i + offset) % period, i % period
-  return tuple(np.argsort(x, kind="stable") for x in residues)
+  query_order = np.argsort((i + offset) % period, kind="stable")
+  key_order = np.argsort(i % period, kind="stable")
+  return query_order, key_order
 
 
 # Type checkers, which understand literals only, take all names.

@@ -43,7 +43,8 @@ class Lazy:
     return getattr(importlib.import_module(self._name), attribute)
 
 
-jax, jnp = Lazy("jax"), Lazy("jax.numpy")
+jax = Lazy("jax")
+jnp = Lazy("jax.numpy")
 
 
 class Known(NamedTuple):
@@ -172,10 +173,14 @@ class Chosen(_Bound):
 def _look_up(x_BHL, positions):
   """Returns the rows of x at positions, an arbitrary row for negative ones."""
   at = _with_heads(positions)
-  trailing = (1,) * (x_BHL.ndim - 3)
-  index = at.clip(0).reshape(*at.shape[:2], -1, *trailing)
+  heads = at.shape[:2]
+  sides = at.shape[2:]
+  trailing = x_BHL.shape[3:]
+
+  index = at.clip(0)
+  index = index.reshape(heads + (-1,) + (1,) * len(trailing))
   rows = jnp.take_along_axis(x_BHL, index, axis=2)
-  rows = rows.reshape(*rows.shape[:2], *at.shape[2:], *x_BHL.shape[3:])
+  rows = rows.reshape(rows.shape[:2] + sides + trailing)
   # Otherwise the compiler looks up once for each pair.
   return jax.lax.optimization_barrier(rows)
 

@@ -12,10 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from sparse_transformer.patterns import intervals
-from sparse_transformer.patterns.base import (
-  CONTENT,
-  register,
-)
+from sparse_transformer.patterns.base import CONTENT, register
 from sparse_transformer.patterns.checks import shorten
 from sparse_transformer.patterns.content import (
   Array,
@@ -118,7 +115,7 @@ class LSH(_Grouped):
 
   def choose(self, products_BHD: Array) -> Array:
     half = self.buckets // 2
-    products = products_BHD.reshape(*products_BHD.shape[:2], -1, half)
+    products = products_BHD.reshape(products_BHD.shape[:2] + (-1, half))
     largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
     product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
     return jnp.where(product < 0, largest + half, largest)
@@ -227,8 +224,7 @@ class TopBlocks(Content):
       return jnp.full_like(known.q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
 
     keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
-    means_BDGK = keys_BDSGK.mean(2)
-    means_BGDK = means_BDGK.swapaxes(1, 2)
+    means_BGDK = keys_BDSGK.mean(2).swapaxes(1, 2)
     heads_of_key = h // means_BGDK.shape[1]
     means_BHDK = jnp.repeat(means_BGDK, heads_of_key, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
@@ -260,7 +256,8 @@ class TopBlocks(Content):
   def _cut(self, x_BM, num_blocks):
     """Returns the first blocks of keys: [B, D, S, ...]."""
     x_BM = x_BM[:, : num_blocks * self.size]
-    return x_BM.reshape(x_BM.shape[0], num_blocks, self.size, *x_BM.shape[2:])
+    blocks = num_blocks, self.size
+    return x_BM.reshape(x_BM.shape[:1] + blocks + x_BM.shape[2:])
 
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None

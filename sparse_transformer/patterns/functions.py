@@ -46,11 +46,10 @@ class _Where(Pattern):
     if self.is_plain:
       return self.function(q, k)
 
-    if isinstance(q, intervals.Int32):  # called by `check`
-      n = q.high + 1
-      self._check_lookups(n)
     # Bounds cannot decide any pair.
     if isinstance(q, intervals.Integer):
+      if isinstance(q, intervals.Int32):  # called by `check`
+        self._check_lookups(q.high + 1)
       return intervals.Truth(may=np.True_, must=np.False_)
 
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
@@ -63,7 +62,8 @@ class _Where(Pattern):
       raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
     # JAX would take the last entry of a table that is too short.
     checked = checkify.checkify(self.vectorized, errors=checkify.index_checks)
-    q, k = np.ix_([0, n - 1], [0, n - 1])
+    ends = [0, n - 1]
+    q, k = np.ix_(ends, ends)
     error, _ = _on_host(jax.jit(checked), q, k)
     if message := error.get():
       raise ValueError(f"{self} with {n} positions: {message}")

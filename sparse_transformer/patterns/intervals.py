@@ -70,9 +70,9 @@ class TilePairs(NamedTuple):
     )
 
   def _tile_bounds(self, values):
-    starts = np.arange(0, len(values), self.size)
-    low = np.minimum.reduceat(values, starts)
-    high = np.maximum.reduceat(values, starts)
+    every = slice(None)
+    low = self.reduce(np.minimum, values, every)
+    high = self.reduce(np.maximum, values, every)
     return low, high
 
   def _may_lie_between(self, values, tiles, low, high):
@@ -247,11 +247,7 @@ class QueryPlusKey(Integer):
     if isinstance(other, Integer):
       return Interval(*self.bounds()) * other
     factor = _constant(other)
-    return QueryPlusKey(
-      self.pairs,
-      self.u * factor,
-      self.v * factor,
-    )
+    return QueryPlusKey(self.pairs, self.u * factor, self.v * factor)
 
   def __abs__(self) -> Any:
     return self._map(abs)

@@ -159,7 +159,8 @@ def pairs_of_tiles(
     here = slice(start, start + step)
     q = queries[rows[here], :, None]
     k = keys[cols[here], None]
-    yield here, part.mask(q.clip(0), k.clip(0)) & (q >= 0) & (k >= 0)
+    pairs = part.mask(q.clip(0), k.clip(0))
+    yield here, pairs & (q >= 0) & (k >= 0)
 
 
 def _tiles(positions, tile):

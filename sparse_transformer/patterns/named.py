@@ -252,7 +252,7 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
       " and no parentheses if layers do"
     )
   # All are counted before anything recurses into one.
-  for node in itertools.chain(*factors):
+  for node in itertools.chain.from_iterable(factors):
     count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
     _check_count(count, _source(node, text))
   return tuple(
@@ -355,7 +355,7 @@ def _unknown(text, reason=""):
   word = re.split(r"\W", text, maxsplit=1)[0][:100]
   hint = ""
   if word not in CATALOGUE:
-    known = {*FACTORIZATIONS, *PUBLISHED, *CATALOGUE, *CONTENT} - {word}
+    known = set(FACTORIZATIONS).union(PUBLISHED, CATALOGUE, CONTENT) - {word}
     close = difflib.get_close_matches(word, sorted(known))
     hint = f" did you mean {', '.join(close)}?" if close else ""
   return ValueError(

@@ -73,26 +73,23 @@ class ResidualBlock(nnx.Module):
       attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything else).
       rngs: two keys for dropout; None applies no dropout.
     """
-    rng_a, rng_b = (None, None) if rngs is None else rngs
-    a_BLD, h_BLF, rest = self._attention(x_BLD, attend, rng_a)
-    b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
-    return a_BLD + b_BLD, rest, measured
-
-  def _attention(self, x_BLD, attend, rng):
-    """Returns (a, what `_enter_mlp` returns, what else `attend` returns)."""
-    b, n, _ = x_BLD.shape
     config = self.config
+    b, n, _ = x_BLD.shape
+    rng_a, rng_b = (None, None) if rngs is None else rngs
+
     q, k, v = self._enter_attention(x_BLD)
     out_BLHE, rest = attend(
       q.reshape(b, n, config.num_heads, -1),
       k.reshape(b, n, config.num_key_heads, -1),
       v.reshape(b, n, config.num_key_heads, -1),
     )
+
     leave = self._leave_attention
     if config.remat == "none":  # the others recompute all of it
       leave = _recomputed(leave)
-    a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng)
-    return a_BLD, h_BLF, rest
+    a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng_a)
+    b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
+    return a_BLD + b_BLD, rest, measured
 
   @_recomputed
   def _enter_attention(self, x_BLD):
@@ -177,7 +174,9 @@ def _copies(x: jax.Array, num: int) -> list[jax.Array]:
 
 @_copies.defjvp
 def _copies_jvp(num, primals, tangents):
-  return _copies(*primals, num), [*tangents] * num
+  (x,) = primals
+  (tangent,) = tangents
+  return _copies(x, num), [tangent] * num
 
 
 @jax.named_scope("linear")
@@ -185,7 +184,7 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
   """Applies a linear layer; the result has the dtype of x."""
   precision = None
   dtype = None
-  if x_BLD.dtype == jnp.bfloat16 and sharding.size(*sharding.AXES) == 1:
+  if x_BLD.dtype == jnp.bfloat16 and sharding.size(sharding.AXES) == 1:
     # Sums are rounded after the bias is added, so that compilers for GPUs fuse
     # product, bias and rounding. In the backward pass, this algorithm rounds
     # the cotangents; CPUs have no such algorithm for float16. Several devices

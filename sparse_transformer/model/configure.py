@@ -96,7 +96,7 @@ class Config(schema.Model):
   @property
   def contents(self) -> dict[Any, None]:
     """The content-based patterns of all heads, in their order."""
-    heads = itertools.chain(*self.patterns)
+    heads = itertools.chain.from_iterable(self.patterns)
     return dict.fromkeys(c for pattern in heads for c in pattern.contents())
 
   @property
@@ -131,7 +131,8 @@ def configure(config: schema.Config, source: Any) -> Config:
     scans=source.scans,
     **config.model,
   )
-  for pattern in dict.fromkeys(itertools.chain(*network.patterns)):
+  heads = itertools.chain.from_iterable(network.patterns)
+  for pattern in dict.fromkeys(heads):
     _check(pattern, network.length, is_causal=not network.classifies)
   return network
 

@@ -243,7 +243,12 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
     start = time.perf_counter()
     count = min(CHUNK, length - position)
     state, drawn_BC = draw(
-      params, state, last_B, rngs, np.int32(position), np.int32(count)
+      params,
+      state,
+      last_B,
+      rngs,
+      np.int32(position),
+      np.int32(count),
     )
     tokens_BC = np.asarray(drawn_BC)[:, :count]
     last_B = tokens_BC[:, -1]

@@ -7,6 +7,7 @@ every device: embeddings split by width make the compiler move activations.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -32,12 +33,14 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
     x: the array.
   """
   names = [getattr(key, "key", None) for key in path]
+  if names[-1:] != ["kernel"]:
+    return PartitionSpec()
+
   stacked = [None] * (x.ndim - 2)
-  if names[-1:] == ["kernel"]:
-    if not READERS.isdisjoint(names):
-      return PartitionSpec(*stacked, "fsdp", "tensor")
-    if not WRITERS.isdisjoint(names):
-      return PartitionSpec(*stacked, "tensor", "fsdp")
+  if not READERS.isdisjoint(names):
+    return PartitionSpec(*stacked, "fsdp", "tensor")
+  if not WRITERS.isdisjoint(names):
+    return PartitionSpec(*stacked, "tensor", "fsdp")
   return PartitionSpec()
 
 
@@ -56,8 +59,8 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
   Axes that do not divide B or L, as when sampling, do not split it.
   """
-  splits_batch = batch % size(*SEQUENCES) == 0
-  splits_length = length % size("sequence") == 0
+  splits_batch = batch % size(SEQUENCES) == 0
+  splits_length = length % size(["sequence"]) == 0
   return PartitionSpec(
     SEQUENCES if splits_batch else None,
     "sequence" if splits_length else None,
@@ -66,12 +69,12 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
   """Returns the split of queries, keys and values [B, L, H, ...], if any."""
-  if size(*AXES) == 1:
+  if size(AXES) == 1:
     return None
   return PartitionSpec(*positions(batch, length), "tensor")
 
 
-def size(*axes: str) -> int:
+def size(axes: Sequence[str]) -> int:
   """Counts devices along axes of the mesh in context; 1 without them."""
   mesh = jax.sharding.get_abstract_mesh()
   sizes = [mesh.shape[axis] for axis in axes if axis in mesh.auto_axes]
@@ -79,6 +82,6 @@ def size(*axes: str) -> int:
 
 
 def _constrain(x, spec):
-  if size(*AXES) == 1:
+  if size(AXES) == 1:
     return x
   return lax.with_sharding_constraint(x, spec)

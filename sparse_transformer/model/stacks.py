@@ -87,15 +87,9 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
-  matrices = []
-  vectors = []
-  is_matrix = []
-  for x in leaves:
-    is_matrix.append(x.ndim > 2)
-    if x.ndim > 2:
-      matrices.append(x)
-    else:
-      vectors.append(x)
+  is_matrix = [x.ndim > 2 for x in leaves]
+  matrices = [x for x in leaves if x.ndim > 2]
+  vectors = [x for x in leaves if x.ndim <= 2]
   sizes = [x.shape[1] for x in vectors]
   ends = np.cumsum(sizes)[:-1]
 
@@ -151,25 +145,23 @@ def scan(
     """Returns the arrays of full periods: [periods, layers of one, ...]."""
     count = sum(layer < every for layer in layers_of(config, name))
     return jax.tree.map(
-      lambda x: x[: times * count].reshape(times, count, *x.shape[1:]), tree
+      lambda x: x[: times * count].reshape((times, count) + x.shape[1:]), tree
     )
 
-  def run(carry, layers, index, stacked):
+  def run(layers, carry, inputs):
+    index, stacked = inputs
     measured = []
     for layer in layers:
       carry, measured_by_layer = step(carry, layer, index, stacked)
       measured.append(measured_by_layer)
     return carry, measured
 
-  def run_period(carry, inputs):
-    index, stacked = inputs
-    return run(carry, range(every), index, stacked)
-
+  run_period = functools.partial(run, range(every))
   periods = {name: split(name, tree) for name, tree in stacked.items()}
   inputs = jnp.arange(times), periods
   carry, scanned = jax.lax.scan(run_period, carry, inputs)
   alone = range(times * every, config.num_layers)
-  carry, last = run(carry, alone, 0, stacked)
+  carry, last = run(alone, carry, (0, stacked))
   return carry, _by_layer(scanned, last)
 
 
@@ -181,7 +173,7 @@ def _by_layer(scanned, last):
   for name in names:
     in_period = [x[name] for x in scanned if name in x]
     by_period = jnp.stack(in_period, axis=1)
-    by_layer = [by_period.reshape(-1, *by_period.shape[2:])]
+    by_layer = [by_period.reshape((-1,) + by_period.shape[2:])]
     # The layers after the last full period.
     for x in last:
       if name in x:

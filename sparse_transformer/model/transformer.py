@@ -98,15 +98,19 @@ class Transformer(nnx.Module):
 
   def _segments(self, tokens_BL, sizes_B):
     """Returns the segment of each symbol; None if all attend to each other."""
-    if self.config.separator is not None:
+    separator = self.config.separator
+    if separator is not None:
       # Position t sees the symbols before t: a separator begins a document.
-      ends_BL = (tokens_BL == self.config.separator).astype(jnp.int32)
+      is_end_BL = tokens_BL == separator
+      ends_BL = is_end_BL.astype(jnp.int32)
       return jnp.cumsum(ends_BL, axis=1) - ends_BL
-    if sizes_B is not None:
-      # Padding is another segment, so that no symbol attends to it.
-      at_1L = jnp.arange(tokens_BL.shape[1])[None]
-      return (at_1L >= sizes_B[:, None]).astype(jnp.int32)
-    return None
+    if sizes_B is None:
+      return None
+
+    # Padding is another segment, so that no symbol attends to it.
+    at_1L = jnp.arange(tokens_BL.shape[1])[None]
+    is_padding_BL = at_1L >= sizes_B[:, None]
+    return is_padding_BL.astype(jnp.int32)
 
   def attend(
     self,
@@ -125,6 +129,7 @@ class Transformer(nnx.Module):
       segments_BL: of positions, which attend within their own.
     """
     del index
+    batch, length = inputs.q_BLHK.shape[:2]
     out_BLHE = attention.attend(
       inputs.q_BLHK,
       inputs.k_BLGK,
@@ -132,7 +137,7 @@ class Transformer(nnx.Module):
       self.config.patterns[layer],
       backend=self.config.backend,
       tile=self.config.tile,
-      spec=sharding.heads(*inputs.q_BLHK.shape[:2]),
+      spec=sharding.heads(batch, length),
       segments_BL=segments_BL,
       **inputs.keywords,
     )
@@ -175,7 +180,7 @@ class Transformer(nnx.Module):
 
     # Gradients are summed over the batch. If it is split, each device has to
     # add its own to the table first, and then sends the table, not [L, D].
-    is_split = sharding.size(*sharding.SEQUENCES) > 1
+    is_split = sharding.size(sharding.SEQUENCES) > 1
     rows = b if is_split else len(places_BL)
 
     x_BLD = self.token(tokens_BL)
@@ -231,12 +236,12 @@ class Transformer(nnx.Module):
         inputs = options.Inputs(q_BLHK, k_BLGK, v_BLGE)
         inputs = options.prepare(config, facts, inputs)
         out_BLHE, next_cache = attend(cache, layer, index, inputs)
-        return out_BLHE, (next_cache, options.measure(config, facts, inputs))
+        measured = options.measure(config, facts, inputs)
+        return out_BLHE, (next_cache, measured)
 
       block = parts[kinds[layer].stack]()
-      y_BLD, (next_cache, measured), measured_by_mlp = block(
-        x_BLD, attend_heads, parts["rngs"]
-      )
+      y_BLD, rest, measured_by_mlp = block(x_BLD, attend_heads, parts["rngs"])
+      next_cache, measured = rest
       return y_BLD, next_cache, measured | measured_by_mlp
 
     apply = rematerialized(apply, config.remat)

@@ -112,7 +112,11 @@ def _codebook(content, q_BLHK, centroids_HCK):
   """Returns the loss of each head."""
   # As in attention, so that the compiler finds them once.
   constant_HCK = lax.stop_gradient(centroids_HCK)
-  known = Known(q_BLHK, q_BLHK, constant_HCK)
+  known = Known(
+    q_BLHK=q_BLHK,
+    k_BMGK=q_BLHK,
+    directions_HDK=constant_HCK,
+  )
   buckets_BHL1 = content.find_buckets(known)
   clusters_BHL = buckets_BHL1[..., 0]
 
@@ -123,7 +127,8 @@ def _codebook(content, q_BLHK, centroids_HCK):
   sums_HCK = checkpoint_name(sums_HCK, NOT_RECOMPUTED)
 
   cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2))
-  return 1 - cosines_H / (q_BLHK.shape[0] * q_BLHK.shape[1])
+  batch, length = q_BLHK.shape[:2]
+  return 1 - cosines_H / (batch * length)
 
 
 def _unit(x):

@@ -146,7 +146,7 @@ def mix(
   On a mesh, each device computes its own positions, with its own part of each
   expert's inner width.
   """
-  if sharding.size(*sharding.AXES) == 1:
+  if sharding.size(sharding.AXES) == 1:
     return _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
 
   def mix_part(weights, x_BLD, chosen_BLK, factors_BLK):
@@ -211,12 +211,14 @@ def _forward(x_SD, factors_SK, groups, weights):
   def compute(v, results):
     expert = _take(rounded, groups.labels[v])
     x_TD = x_SD[tokens_VT[v]]
-    h_TF = _product(x_TD, expert.kernel_in) + expert.bias_in[None]
+    h_TF = _product(x_TD, expert.kernel_in)
+    h_TF += expert.bias_in[None]
     h_TF = h_TF.astype(x_SD.dtype)
-    a_TF = activate(h_TF)
-    y_TD = _product(a_TF, expert.kernel_out) + expert.bias_out[None]
-    factors_T1 = factors_VT[v][:, None]
-    return _put(results, v, (factors_T1 * y_TD, h_TF))
+
+    y_TD = _product(activate(h_TF), expert.kernel_out)
+    y_TD += expert.bias_out[None]
+    y_TD *= factors_VT[v][:, None]
+    return _put(results, v, (y_TD, h_TF))
 
   _, d, f = weights.kernel_in.shape
   results = (
@@ -245,7 +247,9 @@ def _backward(saved, dout_SD):
 
     # Gradient of the expert's output before it is multiplied by its factor.
     da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
-    dfactors_T = (a_TF * da_TF).sum(1) + dout_TD @ expert.bias_out
+    dfactors_T = (a_TF * da_TF).sum(1)
+    dfactors_T += dout_TD @ expert.bias_out
+
     dy_TD = factors_T1 * dout_TD
     (dh_TF,) = activate_vjp((factors_T1 * da_TF).astype(dtype))
     dx_TD = _product(dh_TF, expert.kernel_in.T)

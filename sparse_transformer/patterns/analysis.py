@@ -47,7 +47,10 @@ class _Pairs(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _find_pairs(part, n):
+  """Finds the pairs of a part: full nodes, and the bits of the other tiles."""
   *full, tiles = layout_lib.cover(part, n, TILE)
+
+  # One bit a pair, since the cache keeps them.
   bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
   for here, pairs in layout_lib.pairs_of_tiles(
     part,
@@ -61,14 +64,28 @@ def _find_pairs(part, n):
 
 
 def _reduce(ufunc, pattern, values, empty=0, by_key=False):
-  """Reduces values [n, words] over each query's keys, or each key's queries."""
+  """Reduces values over the keys of each query, or the queries of each key.
+
+  Args:
+    ufunc: the operation, associative and commutative.
+    pattern: any static pattern.
+    values: [n, words], one row for each position that is read.
+    empty: the neutral element of the operation, for positions without pairs.
+    by_key: reduces over the queries of each key.
+
+  Returns:
+    The results [n, words], one row for each query, or for each key.
+  """
   n = len(values)
   pattern.check(n)
+
   result = np.full_like(values, empty)
   for part in pattern.parts():
     readers, sources = orders(part, n)
     if by_key:
       readers, sources = sources, readers
+
+    # Nodes and tiles count places in the orders of the part, not positions.
     pairs = _find_pairs(part, n)
     read = values[sources]
     by_place = ufunc(
@@ -80,7 +97,7 @@ def _reduce(ufunc, pattern, values, empty=0, by_key=False):
 
 
 def _reduce_full(ufunc, read, pairs, empty, by_key):
-  """Reduces over full nodes."""
+  """Reduces over full nodes, whose values are reduced once for all readers."""
   n = len(read)
   result = np.full_like(read, empty)
   for nodes in pairs.full:
@@ -88,9 +105,13 @@ def _reduce_full(ufunc, read, pairs, empty, by_key):
     cols = nodes.cols
     if by_key:
       rows, cols = cols, rows
+
+    # A column of nodes has one result, which all rows of its nodes share.
     by_node = ufunc.reduceat(read, np.arange(0, n, nodes.size))
     by_row = np.full_like(by_node, empty)
     ufunc.at(by_row, rows, by_node[cols])
+
+    # The last node may end after the sequence.
     result = ufunc(result, np.repeat(by_row, nodes.size, axis=0)[:n])
   return result
 
@@ -102,10 +123,13 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
   cols = pairs.tiles.cols
   if by_key:
     rows, cols = cols, rows
+
+  # Neutral elements fill the last tile.
   padding = (0, -n % TILE), (0, 0)
   padded = np.pad(read, padding, constant_values=empty)
   by_tile = padded.reshape(-1, TILE, words)
 
+  # As many tiles at a time as memory allows: each pair has all its words.
   result = np.full_like(by_tile, empty)
   tile_values = TILE**2 * words
   step = max(1, CHUNK // tile_values)
@@ -114,6 +138,7 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
     is_pair = np.unpackbits(pairs.bits[here], axis=-1).view(bool)
     if by_key:
       is_pair = is_pair.swapaxes(1, 2)
+
     values = by_tile[cols[here], None]
     by_pair = np.where(is_pair[..., None], values, empty)
     by_reader = ufunc.reduce(by_pair, axis=2)
@@ -122,10 +147,11 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Returns whether a query attends to a key, or may for some content."""
+  """Returns whether any query attends to a key, or may for some content."""
   pattern.check(n)
   pattern = pattern.support()
-  # A few rows of the mask answer at once for nearly all patterns.
+  # A few rows of the mask answer at once for nearly all patterns. Only the
+  # cover knows that there is no pair at all.
   some_queries = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some_queries, np.arange(n))):
     return True
@@ -165,11 +191,14 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
     return None
   late = pattern.support() - Causal()
 
+  # Has a sequence that ends after `length` positions a leak? If it has, so have
+  # all longer ones.
   def has_leak(length):
     return has_pairs(late.beginning(length), length)
 
-  # The key is the last position of the shortest sequence that has a leak.
+  # The key is the last position of the shortest such sequence.
   key = bisect.bisect_left(range(1, n), True, key=has_leak)
+
   earlier = np.arange(key)
   sees_key = late.mask(earlier, np.asarray(key))
   return int(np.argmax(sees_key)), key
@@ -182,9 +211,14 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """Counts the pairs; the most there can be if content decides."""
+  """Counts the pairs; the most there can be if content decides.
+
+  A content-based part counts, for each query, the pairs of its support, but no
+  more than the keys that a query can have.
+  """
   static, parts = pattern.split()
   total = 0 if static is None else static.pairs(n)
+
   for part in parts:
     keys = keys_per_query(part.support(), n)
     total += int(keys.clip(max=most_keys(part, n)).sum())
@@ -195,6 +229,8 @@ def most_keys(pattern: Pattern, n: int) -> int:
   """Returns the most keys that one of n queries may have."""
   if not pattern.contents():
     return int(keys_per_query(pattern, n).max())
+
+  # Bounds by the sides: what content decides is not known here.
   match pattern:
     case Union(left, right):
       return min(n, most_keys(left, n) + most_keys(right, n))
@@ -210,6 +246,7 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
   """Counts the tiles in the layout of a part, without laying it out."""
   total = 0
   for nodes in layout_lib.cover(part, n, tile):
+    # The nodes at the end of the sequence span fewer tiles.
     corners = np.stack([nodes.rows, nodes.cols]) * nodes.size
     sides = (n - corners).clip(max=nodes.size)
     total += int((-(-sides // tile)).prod(0).sum())
@@ -217,7 +254,7 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
 
 
 def last_readers(pattern: Pattern, n: int) -> np.ndarray:
-  """Returns the last query that attends to each key: int64 [n], -1 for none."""
+  """Finds the last query that attends to each key: int64 [n], -1 for none."""
   queries = np.arange(n)[:, None]
   return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
 
@@ -234,6 +271,9 @@ def cache_size(pattern: Pattern, n: int) -> int:
   keys = np.arange(n)
   last = last_readers(pattern, n)
   is_read = last >= keys
+
+  # A key is held from its own position to its last reader: add one there, and
+  # take it away after that.
   changes = np.bincount(keys[is_read], minlength=n + 1)
   changes -= np.bincount(last[is_read] + 1, minlength=n + 1)
   return int(np.cumsum(changes).max())
@@ -252,6 +292,9 @@ def reach(layers: Layers, n: int) -> np.ndarray:
     Booleans [n, n], one row for each position.
   """
   _check(layers, n)
+
+  # Products of float32 are fast, and exact here: they count less than 2**24
+  # paths, and only whether there are any is kept.
   seen = np.eye(n, dtype=np.float32)
   for heads in layers:
     paths = np.eye(n, dtype=np.float32)
@@ -286,6 +329,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   between its key and its query; the rest is sampled with 64 inputs.
   """
   _check(layers, n)
+
   heads = itertools.chain.from_iterable(layers)
   causal = all(is_causal(pattern, n) for pattern in set(heads))
   if n <= EXACT:
@@ -295,6 +339,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
     positions = EXACT if causal else 0
     inputs = _sampled_inputs(n)
 
+  # First the positions whose pairs are all followed, then the sample.
   depth = 0
   missing = None
   for size, followed in ((positions, np.arange(positions)), (n, inputs)):
@@ -310,20 +355,37 @@ def measure_reach(layers: Layers, n: int) -> Reach:
 
 
 def _sampled_inputs(n):
-  """Returns both sides of the powers of 2, then random positions."""
+  """Samples inputs: both sides of the powers of 2, then random positions.
+
+  Strides, blocks and windows tend to be powers of 2.
+  """
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)
+
+  # A dict keeps the first of equal candidates, in order.
   candidates = np.concatenate([powers - 1, powers, random[:INPUTS]])
   inputs = list(dict.fromkeys(candidates))
   return np.sort(inputs[:INPUTS])
 
 
 def _follow(layers, n, inputs, causal):
-  """Returns (layers, None) if all is seen after these, or (layers, a pair)."""
+  """Follows inputs through layers until every position sees its own.
+
+  Args:
+    layers: the patterns of each layer's heads.
+    n: positions.
+    inputs: the positions to follow, sorted.
+    causal: whether a position should see inputs up to itself, not all.
+
+  Returns:
+    (layers that were needed, None), or (layers, the first (query, key) that no
+    path joins).
+  """
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
   bits = np.arange(len(inputs))
   seen[inputs, bits // 64] = np.uint64(1) << (bits % 64).astype(np.uint64)
+
   wanted = np.bitwise_or.accumulate(seen)
   if not causal:
     wanted = np.broadcast_to(wanted[-1], wanted.shape)
@@ -335,10 +397,13 @@ def _follow(layers, n, inputs, causal):
     depth += 1
     if heads in idle:
       continue
+
+    # All heads of a layer read what the layer before gave.
     before = seen
     for pattern in heads:
       new = _reduce(np.bitwise_or, pattern.beginning(n), before)
       seen = seen | new
+
     if np.array_equal(seen, before):
       idle.add(heads)
     else:
@@ -347,6 +412,8 @@ def _follow(layers, n, inputs, causal):
   missing = wanted & ~seen
   if not missing.any():
     return depth, None
+
+  # The lowest bit of the first incomplete position, in any byte order.
   query = int(np.flatnonzero(missing.any(1))[0])
   words = missing[query].astype("<u8").view(np.uint8)
   is_missing = np.unpackbits(words, bitorder="little")

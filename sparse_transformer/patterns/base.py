@@ -48,30 +48,44 @@ class Pattern:
     return (self,)
 
   def beginning(self, n: int) -> "Pattern":
-    """The pairs of the first n positions, if it has a length of its own."""
+    """This pattern for the first n positions.
+
+    It is the pattern itself, unless that has a length of its own, as one made
+    from a matrix does.
+    """
     return self
 
-  # The content-based patterns in it, which the docs of `content` explain.
+  # What follows is for content-based patterns, see `content`: a static pattern
+  # has none, and is its own static part.
 
   def contents(self) -> tuple[Any, ...]:
-    """The `content.Content` that this pattern is made of; none if static."""
+    """The content-based patterns in this one; none if it is static."""
     return ()
 
   def support(self) -> "Pattern":
-    """A static pattern that has all its pairs, whatever the content."""
+    """A static pattern that has every pair that this one may have."""
     return self
 
   def split(self) -> tuple["Pattern | None", tuple["Pattern", ...]]:
-    """Its static part, and disjoint content-based parts."""
+    """Splits the pattern into disjoint patterns whose union it is.
+
+    Returns:
+      (the static part, or None without one; the content-based parts).
+    """
     return self, ()
 
   def static_part(self) -> "Pattern":
-    """Its static part, which may have no pairs."""
+    """The static part of `split`; a pattern without pairs if there is none."""
     static, _ = self.split()
+    # No class stands for the empty set: subtract any pattern from itself.
     return self.support() - self.support() if static is None else static
 
   def bind(self, sets: Mapping["Pattern", "Pattern"]) -> "Pattern":
-    """This pattern with its `contents` replaced by what they were bound to."""
+    """Replaces the content-based patterns by the sets that were found.
+
+    Args:
+      sets: for each of `contents`, its set of pairs for one batch.
+    """
     return self
 
   def check(self, n: int) -> None:
@@ -102,6 +116,7 @@ class Pattern:
     return Difference(self, other)
 
   def __bool__(self) -> bool:
+    # Otherwise `p and q` would be q, without a word.
     raise TypeError(
       f"{checks.shorten(self)}: combine patterns with | & - only; Full() - p"
       " has all pairs but those of p"
@@ -112,6 +127,7 @@ class Pattern:
     shown = []
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
+      # Required fields by position, the others by name, if they differ.
       if field.default is dataclasses.MISSING:
         shown.append(str(value))
       elif field.default != value:
@@ -122,12 +138,13 @@ class Pattern:
     """The set as booleans [n, n], with one row per query."""
     self.check(n)
     positions = np.arange(n)
+    # A condition on queries or keys alone has the shape of its side.
     return np.broadcast_to(self.mask(positions[:, None], positions), (n, n))
 
   def keys(self, i: int, n: int) -> np.ndarray:
     """The sorted positions, among n, that query i attends to."""
     self.check(n)
-    # An array: ~ makes an integer of a plain True or False.
+    # The query is an array, since ~ makes an integer of a plain True or False.
     mask = self.mask(np.asarray(i), np.arange(n))
     return np.flatnonzero(np.broadcast_to(mask, n))
 
@@ -189,6 +206,7 @@ class Combination(Pattern):
   def check(self, n: int) -> None:
     self.left.check(n)
     self.right.check(n)
+    # This raises where content-based pairs are subtracted from static ones.
     self.split()
 
   def __str__(self) -> str:
@@ -214,16 +232,22 @@ class Union(Combination):
     # Parts in natural order run together.
     if all(_is_natural(part) for part in left + right):
       return (self,)
+
+    # The left side keeps the pairs that both have: attention would otherwise
+    # count them twice.
     return left + tuple(part - self.left for part in right)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
     left_static, left_parts = self.left.split()
     right_static, right_parts = self.right.split()
+
+    # Each pair is kept once, by the left side where both have it.
     right_parts = tuple(part - self.left for part in right_parts)
     if right_static is None:
       return left_static, left_parts + right_parts
 
-    # Static pairs come first.
+    # The static pairs of the right side are kept by the static part instead: it
+    # cannot lose pairs that are found at run time.
     static = right_static
     if left_static is not None:
       static = left_static | right_static
@@ -258,6 +282,7 @@ class Intersection(_Restriction):
       return None, parts
     if not self.right.contents():
       return static & self.right, parts
+
     # Content-based pairs come first: they decide the order of positions.
     static, right_parts = (self.right & static).split()
     return static, parts + right_parts
@@ -276,6 +301,7 @@ class Difference(_Restriction):
     return left & (not right if isinstance(right, bool) else ~right)
 
   def support(self) -> Pattern:
+    # Pairs that are subtracted for some content may stay for another.
     if self.right.contents():
       return self.left.support()
     return super().support()
@@ -285,6 +311,8 @@ class Difference(_Restriction):
     parts = tuple(part - self.right for part in parts)
     if static is None:
       return None, parts
+
+    # Static pairs are laid out before any content is known.
     if self.right.contents():
       raise ValueError(
         f"{checks.shorten(self)} subtracts content-based pairs from"
@@ -295,6 +323,8 @@ class Difference(_Restriction):
 
 
 def _is_natural(pattern):
+  """Returns whether the pairs of a part fill tiles in natural order."""
+  # Restrictions run in the orders of their left side.
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
@@ -307,7 +337,7 @@ class Checked(Pattern):
     for field in dataclasses.fields(self):
       if field.type is int:
         check_fields(self, field.name, minimum=int(field.default != 0))
-        # As an int, whose text `parse` reads.
+        # NumPy's integers become Python's, whose text `parse` reads.
         object.__setattr__(self, field.name, int(getattr(self, field.name)))
 
 
@@ -326,11 +356,13 @@ def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
   for field in fields:
     value = getattr(pattern, field)
     is_integer = isinstance(value, (int, np.integer))
+
     # Python's booleans are integers.
     if not is_integer or isinstance(value, bool):
       _refuse(pattern, field, "an integer")
     if not minimum <= value < intervals.LIMIT:
       _refuse(pattern, field, f"at least {minimum}, and fit in 32 bits")
+
   if not isinstance(getattr(pattern, "causal", True), (bool, np.bool_)):
     _refuse(pattern, "causal", "True or False")
 
@@ -365,12 +397,14 @@ def register(cls: _Class) -> _Class:
     ValueError: another class has its name.
   """
   known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
+  # The place tells a class that is defined again from another of its name.
   place = cls.__module__, cls.__qualname__
   if place != (known.__module__, known.__qualname__):
     raise ValueError(
       f"a pattern {cls.__name__} already exists in {known.__module__}; "
       "choose another name"
     )
+
   is_static = cls.contents is Pattern.contents
   registry = CATALOGUE if is_static else CONTENT
   registry[cls.__name__] = cls
@@ -385,5 +419,6 @@ def examples() -> dict[str, Examples]:
 def signature(cls: type[Pattern]) -> str:
   """Returns the expression of a class of patterns: its name and arguments."""
   parameters = inspect.signature(cls).parameters.values()
+  # Without types: error messages and tables show what to write.
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   return f"{cls.__name__}{inspect.Signature(plain)}"

@@ -37,6 +37,7 @@ class Full(Pattern):
   """Every key."""
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
+    # True of all positions, in the shape of both sides.
     return (q >= 0) & (k >= 0)
 
   @classmethod
@@ -88,9 +89,11 @@ class Dilated(Checked):
     same = q % self.dilation == k % self.dilation
     if self.causal:
       return (k <= q) & (q - k < self.window * self.dilation) & same
+
     return _within(q - k, self.window // 2 * self.dilation) & same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    # Sorted by residue, the keys of a window lie side by side.
     return _by_residue(n, self.dilation)
 
   @classmethod
@@ -123,11 +126,13 @@ class Strided(Checked):
       raise ValueError(f"{self}: offset must be less than stride")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    ahead = q + self.offset if self.offset else q  # no operation by default
+    # Without an offset, the mask has no operation for it.
+    ahead = q + self.offset if self.offset else q
     same = ahead % self.stride == k % self.stride
     return (k <= q) & same if self.causal else same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    # Column by column: each becomes a dense causal block.
     return _by_residue(n, self.stride, self.offset)
 
   @classmethod
@@ -154,9 +159,11 @@ class Block(Checked):
   causal: bool = True
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
+    # In blocks, from the key's to the query's.
     distance = q // self.size - k // self.size
     if self.causal:
       return (k <= q) & (distance <= self.previous)
+
     return _within(distance, self.previous)
 
   @classmethod
@@ -190,11 +197,13 @@ class Summary(Checked):
       raise ValueError(f"{self}: (shift + 1) * width must be at most size")
 
   def _is_summary(self, k: Integers) -> Booleans:
+    # Groups are counted from the end of the block, as in the released code.
     end = self.size - self.shift * self.width
     return (k % self.size >= end - self.width) & (k % self.size < end)
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     is_summary = self._is_summary(k)
+    # The condition on q, true of all queries, gives the mask both sides' shape.
     return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -224,6 +233,7 @@ class LogSparse(Checked):
   window: int = 1
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
+    # The parts are the definition: disjoint, with gaps of at most 2**29.
     masks = (part.mask(q, k) for part in self.parts())
     return functools.reduce(operator.or_, masks)
 
@@ -240,18 +250,25 @@ class LogSparse(Checked):
 
 @dataclasses.dataclass(frozen=True)
 class _PowerGaps(Pattern):
-  """The keys at distances first, 2 first, 4 first, ... of at least `window`."""
+  """The keys at distances `first`, 2 `first`, 4 `first`, ... before the query.
+
+  Distances below `window` are left to the window, so that parts are disjoint.
+  """
 
   first: int
   window: int
 
-  COUNT = 6  # in these orders at most 32 apart: a tile of 64 needs two of keys
+  # Distances of one part. In its orders, keys are then at most 32 places from
+  # the query: a tile of 64 queries needs two tiles of keys.
+  COUNT = 6
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     distances = [self.first << i for i in range(self.COUNT)]
     masks = [q - k == d for d in distances if d >= self.window]
+
     # Equal residues follow from the distances, but bounds can't know that.
     same = q % self.first == k % self.first
+    # No position is negative: an empty union, if all distances are left out.
     return same & functools.reduce(operator.or_, masks, (q < 0) & (k < 0))
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -308,6 +325,7 @@ class RandomBlocks(Checked):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     row = q // self.size
     col = k // self.size
+
     past = self._draws(row, col)
     return past if self.causal else past | self._draws(col, row)
 
@@ -316,15 +334,21 @@ class RandomBlocks(Checked):
     # One draw from each of `num` strata, so that draws are distinct without
     # being compared. Empty strata draw none.
     count = row - (self.last + self.first - 1)
+
+    # No block is negative: a start for the union of the draws.
     hits = (row < 0) & (col < 0)
     for draw in range(self.num):
       begin = count * draw // self.num
       end = count * (draw + 1) // self.num
       size = end - begin
+
+      # A function of the block and the seed, not a table: bounds evaluate it.
       chance = _hash(row, self.seed * self.num + draw)
       drawn = begin + _share(chance, size)
       is_drawn = col == drawn + self.first
       hits = hits | (is_drawn & (size > 0))
+
+    # The first rows have no blocks to draw from.
     return hits & (count > 0)
 
   @classmethod
@@ -343,27 +367,40 @@ _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 
 
 def _hash(x: Integers, seed: int) -> Integers:
-  """Pseudo-random integers in [0, _LEVELS), from products below 2**31."""
+  """Hashes integers to pseudo-random ones in [0, _LEVELS).
+
+  Only operators of masks are used, and products stay below 2**31.
+  """
   a = 7919 + seed * 104729 % 16381
   b = seed * 15485863 % _PRIME
+
+  # An affine map is too regular: cubes, which permute the residues, scatter it.
   x = (x % _PRIME * a + b) % _PRIME
   for shift in 12345, 23456:
     x = (x * x % _PRIME * x + shift) % _PRIME
+
   return x * _LEVELS // _PRIME
 
 
 def _share(chance: Integers, size: Integers) -> Integers:
-  """About `size * chance / _LEVELS`, rounded down; products are below 2**31."""
+  """Computes about `size * chance / _LEVELS`, rounded down.
+
+  The size is cut in two, so that products stay below 2**31.
+  """
   high = chance * (size // 128) // (_LEVELS // 128)
   return high + chance * (size % 128) // _LEVELS
 
 
 class _Shorthand(Checked):
-  """A named pattern that is defined by other patterns."""
+  """A named pattern that is defined by other patterns.
+
+  Its pairs are those of its definition, but run as one part, in natural order.
+  """
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    self.definition()  # which checks its own fields
+    # The patterns in the definition check the fields that they are given.
+    self.definition()
 
   def definition(self) -> Pattern:
     """The combination that the name stands for."""
@@ -423,9 +460,11 @@ class BigBird(_Shorthand):
       raise ValueError(f"{self}: window must be an odd number of blocks")
 
   def definition(self) -> Pattern:
-    side = self.window // 2
+    side = self.window // 2  # blocks on each side of the query's own
     window = Block(self.block, side, causal=self.causal)
     first = Global(self.block * self.num_global, causal=self.causal)
+
+    # Random blocks are drawn between the two, so that none is drawn in vain.
     random = RandomBlocks(
       self.block,
       self.num_random,
@@ -500,6 +539,7 @@ class Column(_Raster):
     return (k <= q) & same if self.causal else same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
+    # Column by column, from top to bottom in each.
     order = np.argsort(self._column(np.arange(n)), kind="stable")
     return order, order
 
@@ -532,6 +572,7 @@ class Neighborhood(_Raster):
     near = _within(self._column(q) - self._column(k), self.width // 2)
     if self.causal:
       return (k <= q) & (rows < self.height) & near
+
     return _within(rows, self.height // 2) & near
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -556,7 +597,10 @@ def _within(distance: Integers, reach: int) -> Booleans:
 
 
 def _by_residue(n, period, offset=0):
-  """Queries sorted by (q + offset) % period, and keys by k % period."""
+  """Sorts queries by (q + offset) % period, and keys by k % period.
+
+  Positions of one residue stay in order.
+  """
   i = np.arange(n)
   query_order = np.argsort((i + offset) % period, kind="stable")
   key_order = np.argsort(i % period, kind="stable")

@@ -14,18 +14,30 @@ SHORT = 100  # characters of a pattern that an error message quotes
 
 
 def check_pattern(pattern: PatternLike, n: int) -> None:
-  """Checks that a pattern is well defined, see `base.Pattern.check`."""
+  """Checks that a pattern is well defined, see `base.Pattern.check`.
+
+  Args:
+    pattern: any pattern.
+    n: positions in a sequence.
+
+  Raises:
+    ValueError: the pattern is not well defined, or n is out of range.
+  """
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
+  # Plans and programs are cached by pattern.
   try:
     hash(pattern)
   except TypeError as error:
     raise ValueError(
       f"{shorten(pattern)}: fields must be hashable, as tuples are: {error}"
     ) from None
+
+  # A Python integer, so that NumPy's share its entry in the cache.
   _check(pattern, operator.index(n))
 
 
+# Calls that raise are not cached: they raise again.
 @functools.lru_cache(maxsize=1024)
 def _check(pattern, n):
   _check_value(pattern)
@@ -35,14 +47,23 @@ def _check(pattern, n):
 
 @functools.lru_cache(maxsize=16)
 def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the query order and the key order of a pattern, as int32 [n]."""
+  """Returns the query order and the key order of a pattern, as int32 [n].
+
+  Entry i of an order is the position at place i.
+
+  Raises:
+    ValueError: one of them is not a permutation of range(n).
+  """
   queries, keys = map(np.asarray, pattern.orders(n))
+
+  # A position that is left out, or taken twice, would give wrong sums.
   for side, order in (("query", queries), ("key", keys)):
     if not np.array_equal(np.sort(order), np.arange(n)):
       raise ValueError(
         f"{shorten(pattern)}: orders({n}) must return two permutations of"
         f" range({n}); the {side} order is not one"
       )
+
   return queries.astype(np.int32), keys.astype(np.int32)
 
 
@@ -51,25 +72,32 @@ def shorten(value: object) -> str:
   text = str(value)
   if len(text) <= SHORT:
     return text
+
   half = SHORT // 2
   return f"{text[:half]}...{text[-half:]}"
 
 
 def _check_value(pattern):
-  """Checks that equality sees all attributes, since equal patterns share plans.
+  """Checks that equality sees all attributes.
 
-  Cached properties follow from the others.
+  Equal patterns share plans: one that differs in an attribute that equality
+  ignores would run with the pairs of another. Cached properties follow from the
+  others.
   """
   cls = type(pattern)
+  # A class with its own `__eq__`, as every dataclass has, is trusted.
   definer = next(base for base in cls.__mro__ if "__eq__" in vars(base))
   if definer is cls:
     return
+
+  # Inherited from a dataclass, it compares the fields of that class alone.
   compared = getattr(definer, "__dataclass_fields__", vars(pattern))
   unseen = []
   for name in vars(pattern):
     is_cached = isinstance(getattr(cls, name, None), functools.cached_property)
     if name not in compared and not is_cached:
       unseen.append(name)
+
   if unseen:
     raise ValueError(
       f"{cls.__name__} must be a frozen dataclass, so that patterns are equal"
@@ -78,6 +106,7 @@ def _check_value(pattern):
 
 
 def _check_mask(pattern, n):
+  """Evaluates the mask once, on a position between 0 and n - 1."""
   position = intervals.Int32(0, n - 1)
   try:
     intervals.as_truth(pattern.mask(position, position))

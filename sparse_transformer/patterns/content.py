@@ -29,7 +29,9 @@ Array = Any  # of JAX
 
 
 class Lazy:
-  """A library that is loaded where it is first used.
+  """A library that is imported when it is first used.
+
+  Static patterns need NumPy alone, so that commands without others start fast.
 
   >>> jnp = Lazy("jax.numpy")
   >>> print(jnp.arange(3))
@@ -48,7 +50,10 @@ jnp = Lazy("jax.numpy")
 
 
 class Known(NamedTuple):
-  """What buckets follow from; a position's depend on nothing after it."""
+  """What buckets are found from.
+
+  The buckets of a position may depend on nothing after it.
+  """
 
   q_BLHK: Array  # queries, rounded to float32, without gradients
   k_BMGK: Array  # keys from position 0 on, likewise; G divides H
@@ -62,7 +67,11 @@ class Known(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Content(Checked):
-  """A pattern whose pairs follow from queries and keys."""
+  """A pattern whose pairs are found from queries and keys.
+
+  A subclass defines `find_buckets`, `sets` and `most_keys`, and the directions
+  if it has some.
+  """
 
   # Whether it is meant for keys that are the queries at unit length.
   keys_are_queries: ClassVar[bool] = False
@@ -79,6 +88,7 @@ class Content(Checked):
     return (self,)
 
   def support(self) -> Pattern:
+    # Any earlier key may be chosen, and no later one.
     return Causal()
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
@@ -88,6 +98,7 @@ class Content(Checked):
     return sets[self]
 
   def check(self, n: int) -> None:
+    # It has no mask of its own to evaluate.
     self.support().check(n)
 
   def most_keys(self, n: int) -> int:
@@ -96,24 +107,38 @@ class Content(Checked):
 
   @property
   def num_directions(self) -> int:
-    """Number of directions that queries are projected onto, D."""
+    """The number D of directions that queries are projected onto."""
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
-    """Float32 [1, D, K], for a layer; None if they are parameters."""
+    """The directions of a layer; None if they are parameters, or not needed.
+
+    Args:
+      width: K, of a head's queries.
+      layer: its number; layers have different directions.
+
+    Returns:
+      Float32 [1, D, K], the same for all heads.
+    """
     return None
 
   def find_buckets(self, known: Known) -> Array:
-    """The buckets that decide which pairs are in the set: int32 [B, H, L, C].
+    """Finds the buckets of each position, which decide its pairs.
 
     A bucket is a hash value, a cluster, or a block of keys.
+
+    Args:
+      known: queries, keys, and what else there is.
+
+    Returns:
+      Buckets, int32 [B, H, L, C].
     """
     raise NotImplementedError
 
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple["Near | Chosen", ...]:
-    """The sets whose union this is.
+    """Makes the sets of pairs whose union this pattern is.
 
     Args:
       buckets_BHLC: from `find_buckets`.
@@ -124,8 +149,13 @@ class Content(Checked):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Bound(Pattern):
-  """A set found at run time; positions of 4 axes have batch and heads first."""
+  """A set of pairs found at run time.
 
+  The positions that its mask is asked for have any two axes, or, where heads
+  differ, four: batch and heads come first.
+  """
+
+  # Arrays have no hash: each set is equal to itself alone.
   __eq__ = object.__eq__
   __hash__ = object.__hash__
 
@@ -151,6 +181,7 @@ class Near(_Bound):
   reach: int  # how many places before its query in `order` a key may be
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
+    # Groups are further apart than the window, see `content_catalogue._sort`.
     distance = _look_up(self.as_query, q) - _look_up(self.as_key, k)
     return (distance >= 0) & (distance < self.window)
 
@@ -164,6 +195,7 @@ class Chosen(_Bound):
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     blocks = _look_up(self.blocks, q)
+    # A query without a choice has -1, which is the block of no key.
     return (blocks == _with_heads(k // self.size)[..., None]).any(-1)
 
   def within_tiles(self) -> Pattern:
@@ -171,16 +203,26 @@ class Chosen(_Bound):
 
 
 def _look_up(x_BHL, positions):
-  """Returns the rows of x at positions, an arbitrary row for negative ones."""
+  """Looks up the values of x at positions; any value for negative ones.
+
+  Args:
+    x_BHL: [B, H, L, ...].
+    positions: of 2 axes, or of 4 with batch and heads first.
+
+  Returns:
+    Values of the shape of `positions`, followed by the last axes of x.
+  """
   at = _with_heads(positions)
   heads = at.shape[:2]
   sides = at.shape[2:]
   trailing = x_BHL.shape[3:]
 
+  # The positions become one axis, as `take_along_axis` requires.
   index = at.clip(0)
   index = index.reshape(heads + (-1,) + (1,) * len(trailing))
   rows = jnp.take_along_axis(x_BHL, index, axis=2)
   rows = rows.reshape(rows.shape[:2] + sides + trailing)
+
   # Otherwise the compiler looks up once for each pair.
   return jax.lax.optimization_barrier(rows)
 

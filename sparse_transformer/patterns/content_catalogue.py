@@ -29,7 +29,11 @@ PRODUCTS = 2**19  # of queries and directions, that are computed at a time
 
 
 class _Grouped(Content):
-  """The last `window` keys in the query's group; `choose` finds groups."""
+  """The last `window` keys in the query's group.
+
+  Subclasses define `choose`, which finds a query's groups from its products
+  with the directions.
+  """
 
   window: int
 
@@ -45,6 +49,7 @@ class _Grouped(Content):
 
   def check(self, n: int) -> None:
     super().check(n)
+    # The last coordinate of the last group, see `_sort`.
     largest = self.num_groups * max(n, self.window + 1) + n
     if largest >= intervals.LIMIT:
       raise ValueError(
@@ -56,6 +61,7 @@ class _Grouped(Content):
     directions_HDK = known.directions_HDK
 
     def choose_at(q_BHK):
+      # One set of directions for all heads need not be copied for each.
       if directions_HDK.shape[0] == 1:
         products = _products("bhk,dk->bhd", q_BHK, directions_HDK[0])
       else:
@@ -63,6 +69,7 @@ class _Grouped(Content):
       return self.choose(products)
 
     # A few positions at a time: there are far more products than groups.
+    # A batch of unknown size counts as 1.
     b, _, h, _ = known.q_BLHK.shape
     batch = b if isinstance(b, int) else 1
     num_products = batch * h * directions_HDK.shape[1]
@@ -116,6 +123,8 @@ class LSH(_Grouped):
   def choose(self, products_BHD: Array) -> Array:
     half = self.buckets // 2
     products = products_BHD.reshape(products_BHD.shape[:2] + (-1, half))
+
+    # The largest among vectors and their negatives: the sign tells which.
     largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
     product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
     return jnp.where(product < 0, largest + half, largest)
@@ -127,6 +136,7 @@ class LSH(_Grouped):
       _sort(buckets_BHLC[..., r], self.window, segments_BL)
       for r in range(self.rounds)
     ]
+    # Queries that are the first in their buckets of all rounds.
     is_alone = functools.reduce(operator.and_, (x.is_first for x in rounds))
 
     sets = []
@@ -153,11 +163,10 @@ class LSH(_Grouped):
 class Routing(_Grouped):
   """The last `window` positions in the query's cluster, itself included.
 
-  A query is in the cluster whose centroid is nearest to it by angle.
-
-  Centroids are parameters, the directions of the pattern. Source: Roy et al.
-  2020, arXiv 2003.05997, where a cluster takes the nearest positions, earlier
-  and later ones.
+  A query is in the cluster whose centroid is nearest to it by angle. Centroids
+  are parameters, the directions of the pattern. Source: Roy et al. 2020, arXiv
+  2003.05997, where a cluster takes the nearest positions, earlier and later
+  ones.
   """
 
   clusters: int
@@ -173,6 +182,7 @@ class Routing(_Grouped):
     return self.clusters
 
   def find_buckets(self, known: Known) -> Array:
+    # At unit length, the largest product is that of the smallest angle.
     lengths = jnp.linalg.norm(known.directions_HDK, axis=-1, keepdims=True)
     unit_HDK = known.directions_HDK / jnp.maximum(lengths, 1e-6)
     return super().find_buckets(known._replace(directions_HDK=unit_HDK))
@@ -186,6 +196,7 @@ class Routing(_Grouped):
     order, coordinates, _ = _sort(
       buckets_BHLC[..., 0], self.window, segments_BL
     )
+    # A query is in its own window: both coordinates are the same.
     return (
       Near(
         order=order,
@@ -219,17 +230,20 @@ class TopBlocks(Content):
     """The blocks of each query, -1 for none."""
     b, num_queries, h, _ = known.q_BLHK.shape
     num_keys = known.k_BMGK.shape[1]
-    num_blocks = (num_keys - 1) // self.size  # to choose from
+    # The block of the last position can't be chosen: nothing comes after it.
+    num_blocks = (num_keys - 1) // self.size
     if not num_blocks:
       return jnp.full_like(known.q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
 
+    # Scores of blocks: queries times mean keys. Query heads that share a head
+    # of keys also share its means.
     keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
     means_BGDK = keys_BDSGK.mean(2).swapaxes(1, 2)
     heads_of_key = h // means_BGDK.shape[1]
     means_BHDK = jnp.repeat(means_BGDK, heads_of_key, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
 
-    # A query's own block is incomplete.
+    # Past blocks only: a query's own is incomplete.
     positions_L1 = known.start + jnp.arange(num_queries)[:, None]
     blocks_L1 = positions_L1 // self.size
     blocks_1D = jnp.arange(num_blocks)[None]
@@ -238,6 +252,7 @@ class TopBlocks(Content):
       is_one_BLD = self._is_one_segment(known.segments, num_blocks)
       is_allowed_BLD = is_allowed_BLD & is_one_BLD
 
+    # Early queries have fewer past blocks than they may choose.
     scores_BHLD = jnp.where(is_allowed_BLD[:, None], scores_BHLD, -jnp.inf)
     num_chosen = min(self.num, num_blocks)
     best, blocks = jax.lax.top_k(scores_BHLD, num_chosen)
@@ -245,16 +260,26 @@ class TopBlocks(Content):
     return blocks.astype(jnp.int32)
 
   def _is_one_segment(self, segments, num_blocks):
-    """Returns whether all keys of a block have the segment of a query."""
+    """Returns whether all keys of a block are in a query's segment.
+
+    Args:
+      segments: of queries [B, L], and of keys [B, M].
+      num_blocks: D, blocks to choose from.
+
+    Returns:
+      Booleans [B, L, D].
+    """
     query_segments_BL, key_segments_BM = segments
     segments_BDS = self._cut(key_segments_BM, num_blocks)
     first_BD1 = segments_BDS[..., :1]
     is_whole_BD = (segments_BDS == first_BD1).all(-1)
+
+    # Of a whole block, the first key tells the segment.
     is_same_BLD = query_segments_BL[..., None] == first_BD1.swapaxes(1, 2)
     return is_same_BLD & is_whole_BD[:, None]
 
   def _cut(self, x_BM, num_blocks):
-    """Returns the first blocks of keys: [B, D, S, ...]."""
+    """Cuts keys [B, M, ...] into their first D blocks: [B, D, S, ...]."""
     x_BM = x_BM[:, : num_blocks * self.size]
     blocks = num_blocks, self.size
     return x_BM.reshape(x_BM.shape[:1] + blocks + x_BM.shape[2:])
@@ -266,7 +291,10 @@ class TopBlocks(Content):
 
 
 def _products(spec, x, y):
-  """Returns an einsum as exact as the device allows: results are compared."""
+  """Computes an einsum as exactly as the device allows.
+
+  Its results are compared: rounded otherwise, they would choose other keys.
+  """
   return jnp.einsum(spec, x, y, precision="highest")
 
 
@@ -281,12 +309,24 @@ class _Sorted(NamedTuple):
 
 
 def _sort(buckets_BHL, window, segments_BL):
-  """Sorts positions by bucket and, where there are segments, by segment."""
+  """Sorts positions by bucket and, where there are segments, by segment.
+
+  Args:
+    buckets_BHL: int32, from 0.
+    window: keys that a query may have in its bucket.
+    segments_BL: of positions, or None.
+
+  Returns:
+    The order, in which each bucket is a run of rising positions; coordinates
+    within it; the first positions of buckets.
+  """
   n = buckets_BHL.shape[-1]
   positions = jnp.broadcast_to(
     jnp.arange(n, dtype=jnp.int32), buckets_BHL.shape
   )
   if segments_BL is None:
+    # One integer for each (bucket, position), so that one array is sorted;
+    # `check` makes sure that it fits.
     ids = jnp.sort(buckets_BHL * n + positions)
     order = ids % n
     sorted_buckets = ids // n
@@ -299,13 +339,17 @@ def _sort(buckets_BHL, window, segments_BL):
     is_new = _differs(by_bucket) | _differs(by_segment)
     sorted_buckets = jnp.cumsum(is_new, axis=-1, dtype=jnp.int32)
 
+  # The bucket at the place before each; a smaller one before the first.
   before = jnp.concatenate(
     [sorted_buckets[..., :1] - 1, sorted_buckets[..., :-1]], -1
   )
+
+  # Back from places to positions: the inverse of the order.
   invert = lambda order, i: jnp.zeros_like(order).at[order].set(i)
   places = jax.vmap(jax.vmap(invert))(order, positions)
   if segments_BL is not None:
     buckets_BHL = jnp.take_along_axis(sorted_buckets, places, -1)
+
   return _Sorted(
     order=order,
     coordinates=places + buckets_BHL * (window + 1),
@@ -314,7 +358,7 @@ def _sort(buckets_BHL, window, segments_BL):
 
 
 def _differs(x):
-  """Returns whether values differ from the ones before; not the first."""
+  """Returns whether each value differs from the one before; False first."""
   return jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0
 
 

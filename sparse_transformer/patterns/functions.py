@@ -21,7 +21,10 @@ Function = Callable[[Integers, Integers], Booleans]
 
 @dataclasses.dataclass(frozen=True)
 class _Where(Pattern):
-  """The pairs for which a function holds."""
+  """The pairs for which a function holds.
+
+  Equal patterns have the same function, name and n.
+  """
 
   function: Function
   name: str
@@ -29,7 +32,10 @@ class _Where(Pattern):
 
   @functools.cached_property
   def is_plain(self) -> bool:
-    """Whether the function uses only what any mask may."""
+    """Whether the function uses only what any mask may.
+
+    Then bounds decide whole tiles, as for a class of patterns.
+    """
     zero = intervals.Int32(0, 0)
     try:
       intervals.as_truth(self.function(zero, zero))
@@ -46,21 +52,25 @@ class _Where(Pattern):
     if self.is_plain:
       return self.function(q, k)
 
-    # Bounds cannot decide any pair.
+    # Bounds cannot decide any pair: all tiles are evaluated pair by pair.
     if isinstance(q, intervals.Integer):
       if isinstance(q, intervals.Int32):  # called by `check`
         self._check_lookups(q.high + 1)
       return intervals.Truth(may=np.True_, must=np.False_)
 
+    # Within a program, the function becomes part of it.
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
       with jax.numpy_rank_promotion("allow"):
         return self.vectorized(q, k)
     return np.asarray(_on_host(self.vectorized, np.int32(q), np.int32(k)))
 
   def _check_lookups(self, n):
+    """Checks that a sequence of n positions stays within the tables."""
     if self.n not in (0, n):
       raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
-    # JAX would take the last entry of a table that is too short.
+
+    # JAX would take the last entry of a table that is too short. The first and
+    # the last position show whether one is.
     checked = checkify.checkify(self.vectorized, errors=checkify.index_checks)
     ends = [0, n - 1]
     q, k = np.ix_(ends, ends)
@@ -77,18 +87,26 @@ class _Where(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class _Lookup:
-  """The function of a matrix."""
+  """The function of a matrix, equal to that of an equal matrix.
+
+  The digest stands for the bits, which have no hash.
+  """
 
   digest: str
   bits: np.ndarray = dataclasses.field(compare=False)
 
   def __call__(self, q: Integers, k: Integers) -> Booleans:
+    # Eight keys to a byte, the lowest bit first.
     byte = jnp.asarray(self.bits)[q, k // 8]
     return byte >> k % 8 & 1 == 1
 
 
 def _on_host(function, q, k):
-  """Returns a concrete result: a new thread traces no program, has no mesh."""
+  """Runs a function of JAX outside of the program that is being traced.
+
+  A new thread traces no program, and has no mesh: results are concrete.
+  """
+  # The setting may be of this thread alone.
   has_64_bits = jax.config.jax_enable_x64
 
   def run():
@@ -126,6 +144,8 @@ def where(function: Function) -> Pattern:
   """
   name = shorten(getattr(function, "__name__", function))
   pattern = _Where(function, f"where({name})")
+
+  # One pair shows whether the function can be used at all, before any work.
   zero = np.zeros(1, int)
   try:
     mask = pattern.mask(zero, zero)
@@ -135,6 +155,7 @@ def where(function: Function) -> Pattern:
     if not is_boolean:
       raise TypeError(f"it returns {mask.dtype} {[*mask.shape[1:]]}")
   except Exception as error:
+    # Errors of JAX have pages of advice after their first line.
     line = f"{error}\n".splitlines()[0]
     raise ValueError(
       f"{pattern} must return a boolean for positions q and k, which are"
@@ -163,6 +184,7 @@ def explicit(matrix: np.ndarray) -> Pattern:
   >>> print(explicit(np.tri(4, dtype=bool)).pairs(4))
   10
   """
+  # A traced matrix has no values: None fails the check.
   is_known = not isinstance(matrix, jax.core.Tracer)
   pairs = np.asarray(matrix if is_known else None)
   n = math.isqrt(pairs.size)
@@ -171,6 +193,7 @@ def explicit(matrix: np.ndarray) -> Pattern:
       "explicit needs booleans [n, n] that are known before tracing, got"
       f" {type(matrix).__name__} of {pairs.dtype} {[*np.shape(matrix)]}"
     )
+
   bits = np.packbits(pairs, axis=1, bitorder="little")
   digest = hashlib.sha256(bits).hexdigest()
   return _Where(_Lookup(digest, bits), f"explicit({digest[:8]!r})", n)

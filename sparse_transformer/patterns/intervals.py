@@ -41,9 +41,17 @@ class TilePairs(NamedTuple):
     return QueryPlusKey(self, 0, positions)
 
   def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:
-    """The reduced values of the given tiles."""
+    """Reduces the values of each of the given tiles.
+
+    Args:
+      ufunc: the operation.
+      values: of all positions, in the order of tiles; or one for all, which is
+        returned.
+      tiles: indices of tiles, or a slice.
+    """
     if np.ndim(values) == 0:
       return values
+
     starts = np.arange(0, len(values), self.size)
     return ufunc.reduceat(values, starts)[tiles]
 
@@ -54,11 +62,13 @@ class TilePairs(NamedTuple):
     the smallest and the largest value of the other side.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
-      return True
+      return True  # always safe: bounds alone then decide
+
     num_tiles = -(-len(u) // self.size)
     if len(self.rows) < 64 * num_tiles:  # cheaper to split than to test
       return True
 
+    # The side that varies more leaves gaps between its values.
     u_low, u_high = self._tile_bounds(u)
     v_low, v_high = self._tile_bounds(v)
     if (v_high - v_low).sum() > (u_high - u_low).sum():
@@ -70,6 +80,7 @@ class TilePairs(NamedTuple):
     )
 
   def _tile_bounds(self, values):
+    """Returns the smallest and the largest value of every tile."""
     every = slice(None)
     low = self.reduce(np.minimum, values, every)
     high = self.reduce(np.maximum, values, every)
@@ -84,6 +95,7 @@ class TilePairs(NamedTuple):
     tile_of_value = np.arange(len(values)) // self.size
     in_tiles = np.sort(tile_of_value * width + values)
 
+    # Values of a tile from `low` on, and up to `high`: some, if they overlap.
     offset = tiles * width
     begin = np.searchsorted(in_tiles, offset + low)
     end = np.searchsorted(in_tiles, offset + high, "right")
@@ -91,7 +103,11 @@ class TilePairs(NamedTuple):
 
 
 class Truth:
-  """A condition on tile pairs, in three-valued logic."""
+  """A condition on tile pairs, in three-valued logic.
+
+  For each tile pair it is always true (`must`), never true (not `may`), or
+  undecided.
+  """
 
   def __init__(self, may: Array, must: Array):
     self.may = may  # whether it may hold for some pair of positions
@@ -106,6 +122,7 @@ class Truth:
     return Truth(self.may | other.may, self.must | other.must)
 
   def __invert__(self) -> "Truth":
+    # What need not hold may fail, and what can't hold must fail.
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
   # Comparisons give conditions, not booleans, here and below, which the type of
@@ -118,6 +135,7 @@ class Truth:
     return ~(self == other)
 
   def __bool__(self) -> bool:
+    # `and` and `or` would return one of the two sides.
     raise TypeError(
       "combine the conditions of a mask with & | ~, not with and/or/not"
     )
@@ -129,7 +147,11 @@ class Truth:
 
 
 def as_truth(x: Any) -> Truth:
-  """A condition, or a plain True or False, as a `Truth`; else a TypeError."""
+  """Makes a `Truth` of a condition, or of a plain True or False.
+
+  Raises:
+    TypeError: x is anything else.
+  """
   if isinstance(x, Truth):
     return x
   if not isinstance(x, (bool, np.bool_)):
@@ -168,7 +190,11 @@ class Integer:
     return self * -1 + other
 
   def _difference(self, other: Any) -> tuple[Array, Array]:
-    """The bounds of `self - other`, which decide a comparison."""
+    """The bounds of `self - other`, which decide a comparison.
+
+    They are exact if both are known at every position: the difference is then
+    taken before bounds are.
+    """
     return (self - other).bounds()
 
   def __lt__(self, other: Any) -> Truth:
@@ -196,7 +222,11 @@ class Integer:
 
 
 class QueryPlusKey(Integer):
-  """u(query) + v(key), known at every position; else use an `Interval`."""
+  """An integer u(query) + v(key), whose two terms are known at every position.
+
+  Either is an array of the values of all positions, in the order of tiles, or
+  one integer. Other integers are `Interval`s.
+  """
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):
     self.pairs = pairs
@@ -207,6 +237,7 @@ class QueryPlusKey(Integer):
     return self._reduce(np.minimum), self._reduce(np.maximum)
 
   def _reduce(self, ufunc):
+    # Query and key vary independently: the bounds of a sum are sums of bounds.
     u = self.pairs.reduce(ufunc, self.u, self.pairs.rows)
     v = self.pairs.reduce(ufunc, self.v, self.pairs.cols)
     return np.asarray(u + v)
@@ -216,13 +247,19 @@ class QueryPlusKey(Integer):
     difference = self - other
     if not isinstance(difference, QueryPlusKey):
       return equal
+
+    # Bounds may overlap though no values are equal, as those of residues do.
     possible = self.pairs.may_be_equal(difference.u, difference.v * -1)
     return Truth(equal.may & possible, equal.must)
 
   __hash__ = None  # type: ignore[assignment]
 
   def _map(self, function: Callable[[Any], Any]) -> Any:
-    """The function of each value; of bounds if it depends on both sides."""
+    """Applies a function to each value, or to bounds if it depends on both.
+
+    Args:
+      function: of an array of integers, or of an `Interval`.
+    """
     if np.ndim(self.v) == 0:
       return QueryPlusKey(self.pairs, function(self.u + self.v), 0)
     if np.ndim(self.u) == 0:
@@ -246,6 +283,7 @@ class QueryPlusKey(Integer):
         return self._map(lambda x: x * value)
     if isinstance(other, Integer):
       return Interval(*self.bounds()) * other
+
     factor = _constant(other)
     return QueryPlusKey(self.pairs, self.u * factor, self.v * factor)
 
@@ -283,11 +321,13 @@ class Interval(Integer):
     return type(self)(self.low + low, self.high + high)
 
   def __abs__(self) -> "Interval":
+    # 0 if the interval contains it, else the bound that is nearer to it.
     low = np.maximum(np.maximum(self.low, -self.high), 0)
     high = np.maximum(-self.low, self.high)
     return type(self)(low, high)
 
   def __mul__(self, other: Any) -> "Interval":
+    # A product of intervals is largest and smallest at products of bounds.
     corners = [x * y for x in self.bounds() for y in _bounds(other)]
     return type(self)(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
@@ -297,6 +337,7 @@ class Interval(Integer):
 
   def __mod__(self, divisor: int) -> "Interval":
     divisor = _divisor(divisor)
+    # Residues rise within a period; across two, any may occur.
     is_one_period = self.low // divisor == self.high // divisor
     return type(self)(
       np.where(is_one_period, self.low % divisor, 0),
@@ -305,7 +346,13 @@ class Interval(Integer):
 
 
 class Int32(Interval):
-  """One interval; results that may not fit in 32 bits raise OverflowError."""
+  """One interval that must fit in 32 bits, as the integers of devices do.
+
+  Operations give intervals of this class, which check themselves.
+
+  Raises:
+    OverflowError: a value may not fit.
+  """
 
   def __init__(self, low: int, high: int):
     largest = max(abs(int(low)), abs(int(high)))
@@ -315,6 +362,7 @@ class Int32(Interval):
 
 
 def _bounds(x):
+  """Returns the smallest and the largest value of any integer."""
   if isinstance(x, Integer):
     return x.bounds()
   value = _constant(x)
@@ -322,13 +370,15 @@ def _bounds(x):
 
 
 def _constant(x):
-  value = operator.index(x)  # a TypeError unless it is an integer
+  """Checks an integer of a mask; arrays and floats raise a TypeError."""
+  value = operator.index(x)
   if abs(value) >= LIMIT:
     raise OverflowError(f"a constant is {value:,}")
   return value
 
 
 def _divisor(x):
+  """Checks a divisor: bounds keep their order only if it is positive."""
   value = _constant(x)
   if value <= 0:
     raise TypeError(f"a mask may divide by positive integers only, got {x}")

@@ -29,7 +29,16 @@ class Layout:
 
 @functools.lru_cache(maxsize=256)
 def lay_out(part: PatternLike, n: int, tile: int) -> Layout:
-  """Returns the `Layout` of a part on n positions."""
+  """Lays out the tiles of a part that hold pairs.
+
+  Args:
+    part: a pattern with one pair of orders, from `Pattern.parts`.
+    n: positions.
+    tile: positions on a side.
+
+  Returns:
+    The `Layout`, shared by all callers: its arrays must not be changed.
+  """
   query_order, key_order = orders(part, n)
   *full_nodes, counted = cover(part, n, tile)
 
@@ -38,11 +47,13 @@ def lay_out(part: PatternLike, n: int, tile: int) -> Layout:
   rows = np.concatenate([rows for rows, _ in tiles])
   cols = np.concatenate([cols for _, cols in tiles])
   area = _area(rows, cols, tile, n)
-  inside = area > 0
+  inside = area > 0  # the last node may span tiles after the sequence
 
   rows = np.concatenate([rows[inside], counted.rows])
   cols = np.concatenate([cols[inside], counted.cols])
   pairs = np.concatenate([area[inside], counted.pairs])
+
+  # By row, then by column: an executor goes through a row of tiles in turn.
   order = np.lexsort((cols, rows))
   return Layout(
     tile=tile,
@@ -67,7 +78,8 @@ def _cut(nodes, tile):
 
 @functools.lru_cache(maxsize=256)
 def pairs_of_part(part: PatternLike, n: int) -> int:
-  """The exact number of pairs among n positions."""
+  """Counts the pairs of a part among n positions, exactly."""
+  # The tile only decides where splitting nodes gives way to counting pairs.
   return sum(int(nodes.pairs.sum()) for nodes in cover(part, n, 64))
 
 
@@ -97,10 +109,12 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   # Bounds of the values in a mask may exceed 32 bits.
   query_order, key_order = (x.astype(np.int64) for x in orders(part, n))
 
+  # The root is one node: a power of two of tiles, at least the sequence.
   num_tiles = -(-n // tile)
   size = tile << (num_tiles - 1).bit_length()
   rows = cols = np.zeros(1, np.int64)
   while True:
+    # Bounds of the mask on each node decide it, if they can.
     tile_pairs = intervals.TilePairs(size, rows, cols)
     q = tile_pairs.query(query_order)
     k = tile_pairs.key(key_order)
@@ -119,6 +133,7 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
     if size == tile:
       break
 
+    # Each node that is left becomes four, unless they lie after the sequence.
     size //= 2
     rows = (2 * rows[:, None] + (0, 0, 1, 1)).ravel()
     cols = (2 * cols[:, None] + (0, 1, 0, 1)).ravel()
@@ -126,6 +141,7 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
     rows = rows[inside]
     cols = cols[inside]
 
+  # Pair by pair, which also finds undecided tiles without any.
   counts = np.zeros(len(rows), np.int64)
   for here, pairs in pairs_of_tiles(part, orders(part, n), tile, rows, cols):
     counts[here] = pairs.sum((1, 2))
@@ -159,6 +175,8 @@ def pairs_of_tiles(
     here = slice(start, start + step)
     q = queries[rows[here], :, None]
     k = keys[cols[here], None]
+
+    # The mask need not know about padding: it is asked about position 0.
     pairs = part.mask(q.clip(0), k.clip(0))
     yield here, pairs & (q >= 0) & (k >= 0)
 

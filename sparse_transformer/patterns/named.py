@@ -99,6 +99,8 @@ def factorize(
   """
   if name == "nanochat" and length < 2:
     raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
+
+  # A text that is no name is an expression, which has no settings.
   text = (FACTORIZATIONS | PUBLISHED).get(name)
   if text is None:
     text = name
@@ -113,6 +115,8 @@ def factorize(
       last=stride - 1,
       half=length // 2 + 1,
     )
+
+  # Where a factor lists several patterns, heads take turns.
   return tuple(heads[head % len(heads)] for heads in parse(text))
 
 
@@ -164,6 +168,7 @@ def assign(
     num_summaries=num_summaries,
     length=length,
   )
+
   num_factors = len(factors_of())
   if num_factors == 1 or not cycle:
     # A cycle that was set for another pattern does no harm to a single factor.
@@ -183,14 +188,17 @@ def assign(
       heads.append(factors_of(head=number)[factor])
     return (tuple(heads),) * num_layers
 
+  # Heads differ in their summaries, or in the pattern whose turn it is.
   factors = [factors_of(head=head) for head in range(num_heads)]
   if mode == "merged":
     _check_count(num_factors, name)
     merged = [functools.reduce(operator.or_, x) for x in factors]
     return (tuple(merged),) * num_layers
 
+  # By factor, then by head, since a layer uses one factor in all heads.
   rows = list(zip(*factors, strict=True))
   layers = [rows[cycle[layer % len(cycle)]] for layer in range(num_layers)]
+  # The last factor of these is dense.
   if name in DENSE_LAYERS and layers:
     layers[DENSE_LAYERS[name]] = rows[-1]
   return tuple(layers)
@@ -198,6 +206,8 @@ def assign(
 
 def bidirectional(pattern: Pattern) -> Pattern:
   """Returns the form in which queries see later keys, if there is one.
+
+  Patterns without such a form stay as they are, also within a combination.
 
   >>> print(bidirectional(parse("Local(4) | LogSparse()")[0][0]))
   Local(4, causal=False) | LogSparse()
@@ -213,6 +223,7 @@ def bidirectional(pattern: Pattern) -> Pattern:
 
 
 def _check_count(count, text):
+  """Checks how many patterns a head combines."""
   if count > MAX_COMBINED:
     raise ValueError(
       f"pattern {shorten(text)} combines {count} patterns, but a"
@@ -244,32 +255,39 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
       f"pattern {shorten(text)!r} has {len(text)} characters, but an"
       f" expression may have at most {MAX_CHARACTERS}"
     )
+
   text = text.strip()
   factors = _split(text)
+  # One tuple without a comma after it could mean heads or layers.
   if len(factors) == 1 and len(factors[0]) > 1 and not text.endswith(","):
     raise ValueError(
       f"pattern {shorten(text)!r} needs a comma at its end if heads take turns,"
       " and no parentheses if layers do"
     )
+
   # All are counted before anything recurses into one.
   for node in itertools.chain.from_iterable(factors):
     count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
     _check_count(count, _source(node, text))
+
   return tuple(
     tuple(_evaluate(node, text) for node in heads) for heads in factors
   )
 
 
 def _split(text):
-  """Returns the syntax trees of each factor's heads."""
+  """Parses an expression: the syntax trees of each factor's heads."""
   if "#" in text:  # what follows would be a comment
     raise _unknown(text)
   try:
+    # With the comma, a single factor is a tuple too. Python warns about text
+    # such as `1is`, which is refused below.
     with warnings.catch_warnings(action="ignore"):
       tree = ast.parse(text.removesuffix(",") + ",", mode="eval").body
   except SyntaxError as error:
     raise _unknown(text, f": {error.msg}") from None
   except (ValueError, RecursionError, MemoryError):
+    # Null characters, or brackets nested too deep for Python's parser.
     raise _unknown(text) from None
 
   factors = [_items(node) for node in _items(tree)]
@@ -290,7 +308,11 @@ _OPERATORS = {
 
 
 def _evaluate(node, text):
-  """Returns the pattern of a syntax tree."""
+  """Returns the pattern of a syntax tree.
+
+  Nothing is executed: names are looked up among registered classes, and
+  arguments are literals.
+  """
   classes = CATALOGUE | CONTENT
   source = _source(node, text)
   match node:
@@ -311,6 +333,7 @@ def _evaluate(node, text):
       expected = signature(classes[name])
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
     case ast.Name(name) if name in FACTORIZATIONS | PUBLISHED:
+      # An example with usual sizes, to be changed.
       factors = factorize(name, stride=128, window=128, width=32, length=2048)
       between = " or " if name in PUBLISHED else " | "
       expression = between.join(dict.fromkeys(map(str, factors)))
@@ -322,12 +345,16 @@ def _evaluate(node, text):
 
 
 def _call(cls, node, text):
-  """Makes a pattern of a class from the arguments of a call."""
+  """Makes a pattern of a class from the syntax tree of a call.
+
+  Every argument that does not fit gives an error with the class's signature.
+  """
   try:
     values = [_argument(x, text) for x in node.args]
     by_name: Any = {x.arg: _argument(x.value, text) for x in node.keywords}
     if len(by_name) < len(node.keywords):
       raise TypeError("a repeated argument")
+
     # Its errors are clearer than those of the class.
     inspect.signature(cls).bind(*values, **by_name)
     return cls(*values, **by_name)
@@ -339,6 +366,7 @@ def _call(cls, node, text):
 
 
 def _argument(node, text):
+  """Returns the value of a literal; a TypeError if it is none."""
   try:
     return ast.literal_eval(node)
   except (ValueError, TypeError, RecursionError):
@@ -347,11 +375,13 @@ def _argument(node, text):
 
 
 def _source(node, text):
+  """Returns the text of a syntax tree, for messages."""
   return ast.get_source_segment(text, node) or text
 
 
 def _unknown(text, reason=""):
-  """Returns the error about an unknown name or expression."""
+  """Makes the error about an unknown name or expression."""
+  # A suggestion helps if the text begins with a misspelt name.
   word = re.split(r"\W", text, maxsplit=1)[0][:100]
   hint = ""
   if word not in CATALOGUE:

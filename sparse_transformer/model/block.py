@@ -36,6 +36,8 @@ class ResidualBlock(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
+
+    # Norms keep their parameters, and compute, in float32.
     norm = functools.partial(
       nnx.LayerNorm, config.width, epsilon=1e-5, rngs=rngs
     )
@@ -45,6 +47,8 @@ class ResidualBlock(nnx.Module):
       kernel_init=weight_init(config.width),
       rngs=rngs,
     )
+
+    # The order of these lines decides which random numbers each layer gets.
     key_width, value_width = config.widths
     self.attention_norm = norm()
     self.query = linear(config.qk_width)
@@ -68,6 +72,9 @@ class ResidualBlock(nnx.Module):
   ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
     """Returns (a + b in float32, what else `attend` returns, measurements).
 
+    The attention of a network, which knows its layer and its cache, is passed
+    in; the block has the linear layers around it.
+
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
       attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything else).
@@ -84,15 +91,19 @@ class ResidualBlock(nnx.Module):
       v.reshape(b, n, config.num_key_heads, -1),
     )
 
+    # With the other settings, the whole block is recomputed anyway.
     leave = self._leave_attention
-    if config.remat == "none":  # the others recompute all of it
+    if config.remat == "none":
       leave = _recomputed(leave)
     a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng_a)
+
+    # Sums are in float32: the branches are not rounded before they are added.
     b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
     return a_BLD + b_BLD, rest, measured
 
   @_recomputed
   def _enter_attention(self, x_BLD):
+    """Returns queries, keys and values, with all heads in one axis."""
     with jax.named_scope("norm"):
       y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
     for_query, for_key, for_value = _copies(y_BLD, 3)
@@ -103,12 +114,15 @@ class ResidualBlock(nnx.Module):
     )
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
+    """Returns (a, what `_enter_mlp` returns)."""
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD = self._drop(a_BLD, rng)
     with jax.named_scope("norm"):
       y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
     return a_BLD, self._enter_mlp(y_BLD)
 
+  # A subclass with another MLP defines these two, and `_init_mlp`. The backward
+  # pass keeps what is passed from the first to the second.
   def _enter_mlp(self, y_BLD):
     return _linear(y_BLD, self.mlp_in)
 
@@ -133,6 +147,7 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
   """
   if remat == "none":
     return apply
+
   # What was chosen is kept. With the outputs of attention, its backward pass
   # needs only queries, keys and values, which are cheap to recompute.
   names = [_BUCKETS, NOT_RECOMPUTED]
@@ -147,7 +162,11 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
 
 
 def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
-  """Draws the two layers of an MLP."""
+  """Draws the two layers of an MLP.
+
+  The first has four times the width of the stream, or two with `half_size`; the
+  second ends a residual branch, so its weights are smaller.
+  """
   width = config.width
   inner = width * (2 if config.half_size else 4)
   mlp_in = nnx.Linear(width, inner, kernel_init=weight_init(width), rngs=rngs)
@@ -162,18 +181,23 @@ def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
 
 @jax.named_scope("activation")
 def activate(h: jax.Array) -> jax.Array:
-  """Applies the activation of all MLPs."""
+  """Applies the activation of all MLPs, an approximation of GELU."""
   return h * jax.nn.sigmoid(1.702 * h)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _copies(x: jax.Array, num: int) -> list[jax.Array]:
-  """Copies x: compilers for GPUs do not merge and split their products."""
+  """Copies x, once for each product that reads it.
+
+  Compilers for GPUs would merge the products of one array, and then split the
+  result, which costs more than it saves.
+  """
   return lax.optimization_barrier([x] * num)
 
 
 @_copies.defjvp
 def _copies_jvp(num, primals, tangents):
+  # The copies have equal tangents, which need no barrier.
   (x,) = primals
   (tangent,) = tangents
   return _copies(x, num), [tangent] * num
@@ -191,6 +215,8 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
     # would exchange the sums in float32.
     precision = lax.DotAlgorithmPreset.BF16_BF16_F32
     dtype = jnp.float32
+
+  # Weights stay in float32 between steps, and are rounded where they are used.
   y_BLF = jnp.matmul(
     x_BLD,
     layer.kernel[...].astype(x_BLD.dtype),
@@ -199,6 +225,7 @@ def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
   )
   if layer.bias is not None:
     y_BLF += layer.bias[...][None, None]
+
   return y_BLF.astype(x_BLD.dtype)
 
 
@@ -213,4 +240,5 @@ def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
   times the paper's 0.125 / sqrt(d_in), read as a standard deviation.
   """
   std = math.sqrt(0.125 / fan_in)
+  # The stream sums two branches of each layer, and stays as large at any depth.
   return nnx.initializers.normal(std / math.sqrt(max(1, 2 * num_layers)))

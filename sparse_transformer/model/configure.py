@@ -10,7 +10,13 @@ from sparse_transformer.patterns import Pattern, shorten
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(schema.Model):
-  """Everything that defines a network: its settings, patterns and data."""
+  """Everything that defines a network: its settings, patterns and data.
+
+  It is hashable: programs and what follows from a config are cached by it.
+
+  Raises:
+    ValueError: settings contradict each other, the patterns or the data.
+  """
 
   vocab_size: int  # number of symbols, V
   length: int  # symbols in a sequence, n
@@ -24,6 +30,7 @@ class Config(schema.Model):
   scans: Any = ()  # of the data, see `data.Scans`
 
   def __post_init__(self) -> None:
+    # The data and the patterns.
     if self.classifies and not self.classes:
       raise ValueError(
         f"model.task={self.task}, but the data have no labels; set data.name to"
@@ -34,6 +41,8 @@ class Config(schema.Model):
         f"model.max_span={self.max_span} needs static patterns, not"
         f" {shorten(next(iter(self.contents)))}"
       )
+
+    # The widths: heads have equal parts.
     if self.num_heads % self.num_key_heads:
       raise ValueError(
         f"model.key_heads={self.key_heads} must divide model.num_heads="
@@ -50,6 +59,8 @@ class Config(schema.Model):
         f" width {self.head_width} of a head is odd; change model.width or"
         " model.num_heads"
       )
+
+    # Keys that are queries need as many heads, and no positions of their own.
     shared = [c for c in self.contents if c.keys_are_queries]
     is_grouped = self.num_key_heads < self.num_heads
     if shared and (is_grouped or self.positions != "learned"):
@@ -61,6 +72,7 @@ class Config(schema.Model):
 
   @property
   def classifies(self) -> bool:
+    """Whether the network predicts a label, not the next symbol."""
     return self.task == "classify"
 
   @property
@@ -102,6 +114,7 @@ class Config(schema.Model):
   @property
   def axes(self) -> tuple[int, ...]:
     """Sizes of the tables of position embeddings; () without them."""
+    # A table for an axis of size 1 would add one vector to all positions.
     axes = tuple(size for size in self.shape if size > 1) or (1,)
     return axes if self.positions == "learned" else ()
 
@@ -131,6 +144,8 @@ def configure(config: schema.Config, source: Any) -> Config:
     scans=source.scans,
     **config.model,
   )
+
+  # Most layers share their patterns: each is checked once.
   heads = itertools.chain.from_iterable(network.patterns)
   for pattern in dict.fromkeys(heads):
     _check(pattern, network.length, is_causal=not network.classifies)
@@ -138,9 +153,15 @@ def configure(config: schema.Config, source: Any) -> Config:
 
 
 def _assign(config, length):
-  """Returns the patterns of layers and heads."""
+  """Returns the patterns of layers and heads.
+
+  Those of expressions are as written: a classifier's must be bidirectional
+  already.
+  """
   settings = config.attention
   name = settings.pattern
+
+  # Only of settings that the named pattern uses.
   factors = patterns_lib.FACTORIZATIONS.get(name, "")
   for field in ("stride", "window"):
     if settings[field] > length and f"{{{field}}}" in factors:
@@ -161,6 +182,7 @@ def _assign(config, length):
     num_summaries=settings.num_summaries,
     length=length,
   )
+
   is_named = factors or name in patterns_lib.PUBLISHED
   if config.model.task == "classify" and is_named:
     convert = patterns_lib.bidirectional
@@ -169,6 +191,10 @@ def _assign(config, length):
 
 
 def _check(pattern, length, is_causal):
+  """Checks that a pattern can be trained with: it has pairs, none of them late.
+
+  A single leak would let a generator read what it should predict.
+  """
   pattern.check(length)
   name = f"attention.pattern {shorten(pattern)}"
   for content in pattern.contents():
@@ -176,10 +202,12 @@ def _check(pattern, length, is_causal):
       raise ValueError(
         f"{name}: {shorten(content)} can have no pairs among {length} positions"
       )
+
   if not patterns_lib.has_pairs(pattern, length):
     raise ValueError(
       f"{name} has no pairs: none of the {length} queries attends to a key"
     )
+
   if is_causal and (leak := patterns_lib.first_leak(pattern, length)):
     query, key = leak
     raise ValueError(

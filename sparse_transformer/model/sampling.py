@@ -30,7 +30,11 @@ Caches = dict[int, attention.Cache]  # of layers that run as one, by the first
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-  """A decoder without a cache."""
+  """A decoder without a cache, whose state is the symbols so far.
+
+  Each step runs the network on the whole sequence, with documents, too, for
+  which there is no cache.
+  """
 
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
@@ -43,7 +47,8 @@ class Recompute:
   def step(
     self, params: dict, state: jax.Array, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    # At t = 0 this writes to the last position, which is drawn later.
+    # At t = 0 this writes to the last position, which is drawn later. No
+    # position sees later ones, so that it does not matter what they hold.
     state = state.at[:, t - 1].set(tokens_B)
     labels_BK = jnp.array([self.labels] * len(state), state.dtype)
     logits_BLV = self.apply(params, jnp.hstack([state, labels_BK]))
@@ -93,6 +98,7 @@ class Cached:
       return network.attend(caches | {layer: filled}, layer, index, inputs)
 
     caches = self.init(len(tokens_BL))
+    # Without a prompt, there is nothing to run.
     if not tokens_BL.shape[1]:
       return caches
     network = transformer.bind(self.config, params)
@@ -100,6 +106,7 @@ class Cached:
     _, caches, _ = network.run_blocks(x_BLD, attend, caches)
     return caches
 
+  # The blocks run on one position, whose queries read the caches.
   def step(
     self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Caches]:
@@ -125,6 +132,8 @@ class Cached:
 class Sampler:
   """Draws symbols from logits.
 
+  The restrictions apply in turn: temperature, top_k, top_p.
+
   >>> logits_BV = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
   >>> print(Sampler(top_k=1)(logits_BV, jax.random.key(0)))
   [1]
@@ -147,9 +156,16 @@ class Sampler:
         raise ValueError(f"{name}={getattr(self, name)} must be {rule}")
 
   def __call__(self, logits_BV: jax.Array, rng: jax.Array) -> jax.Array:
-    """Draws symbols_B, one for each row."""
+    """Draws symbols_B, one for each row.
+
+    Args:
+      logits_BV: of the next position.
+      rng: key; unused at temperature 0.
+    """
     if not self.temperature:
       return logits_BV.argmax(-1)
+
+    # What is not kept has probability 0.
     logits_BV = logits_BV / self.temperature
     if self.top_k or self.top_p < 1:
       is_kept_BV = logits_BV >= self._least_kept(logits_BV)
@@ -162,8 +178,10 @@ class Sampler:
     if self.top_k:
       num_symbols = sorted_BV.shape[1]
       ranks_1V = jnp.arange(num_symbols)[None]
+      # Symbols that tie with the last of these are kept too.
       is_top_1V = ranks_1V < min(self.top_k, num_symbols)
       sorted_BV = jnp.where(is_top_1V, sorted_BV, -jnp.inf)
+
     p_BV = jax.nn.softmax(sorted_BV)
     # A symbol is kept if the more probable ones do not add up to top_p.
     before_BV = jnp.cumsum(p_BV, -1) - p_BV
@@ -229,10 +247,14 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
   num, first = prompts.shape
   if first == length:
     return
+
+  # The last symbol is the input of the first step; the key of a position does
+  # not depend on chunks.
   state = _prefill(decoder)(params, jnp.asarray(prompts))
   last_B = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
   rngs = jax.random.split(jax.random.key(seed), length)
 
+  # The state keeps its sharding, so that no step compiles anew.
   leaves, structure = jax.tree.flatten(state)
   shardings = tuple(x.sharding for x in leaves)
   draw = _draw(decoder, sampler, structure, shardings)
@@ -250,6 +272,7 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
       np.int32(position),
       np.int32(count),
     )
+    # This waits for the device, so that the time is that of the whole chunk.
     tokens_BC = np.asarray(drawn_BC)[:, :count]
     last_B = tokens_BC[:, -1]
     yield tokens_BC, time.perf_counter() - start
@@ -289,6 +312,7 @@ def _draw(decoder, sampler, structure, shardings):
     state, _, tokens_BC = lax.fori_loop(0, count, step, carry)
     return state, tokens_BC
 
+  # The old state is donated: two would not fit where one hardly does.
   state_shardings = jax.tree.unflatten(structure, shardings)
   return jax.jit(
     draw,

@@ -32,10 +32,12 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
     path: of `jax.tree_util`.
     x: the array.
   """
+  # Vectors, embeddings and scalars are whole on every device.
   names = [getattr(key, "key", None) for key in path]
   if names[-1:] != ["kernel"]:
     return PartitionSpec()
 
+  # `fsdp` splits the width of the stream, and `tensor` the other one.
   stacked = [None] * (x.ndim - 2)
   if not READERS.isdisjoint(names):
     return PartitionSpec(*stacked, "fsdp", "tensor")
@@ -59,6 +61,7 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
   Axes that do not divide B or L, as when sampling, do not split it.
   """
+  # Each device must get as many sequences, and as many positions of them.
   splits_batch = batch % size(SEQUENCES) == 0
   splits_length = length % size(["sequence"]) == 0
   return PartitionSpec(
@@ -76,12 +79,14 @@ def heads(batch: int, length: int) -> PartitionSpec | None:
 
 def size(axes: Sequence[str]) -> int:
   """Counts devices along axes of the mesh in context; 1 without them."""
+  # Within a `shard_map`, axes are no longer the compiler's to split.
   mesh = jax.sharding.get_abstract_mesh()
   sizes = [mesh.shape[axis] for axis in axes if axis in mesh.auto_axes]
   return math.prod(sizes)
 
 
 def _constrain(x, spec):
+  # A constraint needs a mesh in context.
   if size(AXES) == 1:
     return x
   return lax.with_sharding_constraint(x, spec)

@@ -26,6 +26,8 @@ class Transformer(nnx.Module):
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
+
+    # Inputs: symbols, one table for each axis of positions, and the start.
     embed = functools.partial(nnx.Embed, features=config.width, rngs=rngs)
     normal = nnx.initializers.normal
     self.token = embed(
@@ -37,14 +39,17 @@ class Transformer(nnx.Module):
     self.position = nnx.List(
       embed(size, embedding_init=normal(axis_std)) for size in config.axes
     )
+    # What stands before the first symbol of a generator.
     start = None
     if not config.classifies:
       drawn_D = jax.random.normal(rngs.params(), (config.width,), jnp.float32)
       start = nnx.Param(config.token_std * drawn_D)
     self.start = start
 
+    # The names of attributes are those of parameters in checkpoints.
     for stack, blocks in stacks.init(config, rngs).items():
       setattr(self, stack, blocks)
+
     self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)
     # Zeros: an untrained network gives every symbol, or class, the same
     # probability. No bias, as in the paper.
@@ -83,6 +88,7 @@ class Transformer(nnx.Module):
       (logits_BLV in float32, of position t from the tokens before t, or
       logits_BC of a classifier; what blocks measure).
     """
+    # All layers attend within the same segments.
     segments_BL = self._segments(tokens_BL, sizes_B)
     attend = functools.partial(self.attend, segments_BL=segments_BL)
     x_BLD = self.embed(tokens_BL, labels_BK)
@@ -90,6 +96,7 @@ class Transformer(nnx.Module):
     if not self.config.classifies:
       return self.unembed(x_BLD), measured
 
+    # A classifier reads the mean over symbols; padding is in segment 1.
     is_symbol_BL1 = None
     if segments_BL is not None:
       is_symbol_BL1 = (segments_BL == 0)[..., None]
@@ -97,10 +104,14 @@ class Transformer(nnx.Module):
     return self.logits(mean_BD), measured
 
   def _segments(self, tokens_BL, sizes_B):
-    """Returns the segment of each symbol; None if all attend to each other."""
+    """Returns the segment of each position; None if all attend to each other.
+
+    Segments are int32 [B, L]: documents, or the symbols 0 and the padding 1.
+    """
     separator = self.config.separator
     if separator is not None:
-      # Position t sees the symbols before t: a separator begins a document.
+      # Position t sees the symbols before t: a separator begins a document. It
+      # is itself still predicted within the document that it ends.
       is_end_BL = tokens_BL == separator
       ends_BL = is_end_BL.astype(jnp.int32)
       return jnp.cumsum(ends_BL, axis=1) - ends_BL
@@ -120,14 +131,20 @@ class Transformer(nnx.Module):
     inputs: options.Inputs,
     segments_BL: jax.Array | None = None,
   ) -> tuple[jax.Array, Any]:
-    """Runs the attention of a layer: (out_BLHE, the cache).
+    """Runs the attention of a layer on all positions.
+
+    `run_blocks` calls this, or a function like it that uses a cache.
 
     Args:
       cache: a pytree that passes from layer to layer.
       layer, index: as in `stacks.scan`.
       inputs: of attention.
       segments_BL: of positions, which attend within their own.
+
+    Returns:
+      (out_BLHE, the cache as it was).
     """
+    # Layers that run as one have the same patterns.
     del index
     batch, length = inputs.q_BLHK.shape[:2]
     out_BLHE = attention.attend(
@@ -146,13 +163,17 @@ class Transformer(nnx.Module):
   # The backward pass needs the norm's input only.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def unembed(self, x_BLD: jax.Array) -> jax.Array:
-    """Predicts from the residual stream after the last block: logits_BLV."""
+    """Predicts from the residual stream after the last block: logits_BLV.
+
+    The stream, the norm and the logits are float32.
+    """
     return self.logits(self.norm(x_BLD))
 
   def embed(
     self, tokens_BL: jax.Array, labels_BK: jax.Array | None = None
   ) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
+    # Known to the compiler: positions are no input.
     positions_L = np.arange(tokens_BL.shape[1])
     start_B1D, x_BLD = self._embed_at(positions_L, tokens_BL, labels_BK)
     if start_B1D is None:  # a classifier has all symbols
@@ -166,13 +187,26 @@ class Transformer(nnx.Module):
     labels_BK: jax.Array | None = None,
   ) -> jax.Array:
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
+    # The symbol's own position is that before t; it is -1 for the start, which
+    # replaces what is embedded there.
     before_L = jnp.reshape(t - 1, 1)
     start_B1D, x_B1D = self._embed_at(before_L, tokens_B[:, None], labels_BK)
     return jnp.where(t > 0, x_B1D, start_B1D)
 
   def _embed_at(self, positions_L, tokens_BL, labels_BK):
-    """Returns the start, None of a classifier, and symbols with positions."""
+    """Embeds symbols at positions.
+
+    Args:
+      positions_L: of the symbols, in the order of the sequence.
+      tokens_BL: the symbols.
+      labels_BK: of the orders of sequences, see `Option.begin`.
+
+    Returns:
+      (the start [B, 1, D], None of a classifier; the embedded symbols x_BLD).
+    """
     b, n = tokens_BL.shape
+
+    # A place is where a position is embedded, which an order may change.
     start = self.start
     places_BL = positions_L[None]
     for option in options.of(self.config):
@@ -183,6 +217,7 @@ class Transformer(nnx.Module):
     is_split = sharding.size(sharding.SEQUENCES) > 1
     rows = b if is_split else len(places_BL)
 
+    # The sum of a symbol's vector and those of its coordinates.
     x_BLD = self.token(tokens_BL)
     if self.config.axes:
       coordinates = jnp.unravel_index(places_BL, self.config.axes)
@@ -215,23 +250,28 @@ class Transformer(nnx.Module):
     """
     config = self.config
     kinds = stacks.block_kinds(config)
+
+    # What has a first axis of layers, and is cut into periods by the scan.
     params = nnx.to_pure_dict(nnx.state(self))
     stacked: dict[str, Any] = dict(
       rngs=None, options=options.arrays(config, params)
     )
     if rng is not None:
+      # Two keys for each layer: one for each branch.
       rngs = jax.random.split(rng, config.num_layers)
       stacked["rngs"] = jax.vmap(jax.random.split)(rngs)
     for name in {kind.stack for kind in kinds}:
       stacked[name] = stacks.pack(getattr(self, name))
 
+    # The work of a layer that may be rematerialized.
     def apply(x_BLD, cache, layer, index, stacked):
-      """(What a block adds to the stream, the cache, what it measures)."""
+      """Returns (what a block adds to the stream, the cache, measurements)."""
       # Its parts are taken here, so that a rematerialized block keeps only the
       # inputs of the scan, which are not copied.
       parts = stacks.take(config, layer, stacked)
       facts = options.Layer(config.patterns[layer], first, parts["options"])
 
+      # What a block sees of attention: its layer's, with all options.
       def attend_heads(q_BLHK, k_BLGK, v_BLGE):
         inputs = options.Inputs(q_BLHK, k_BLGK, v_BLGE)
         inputs = options.prepare(config, facts, inputs)
@@ -261,7 +301,12 @@ class Transformer(nnx.Module):
 
 
 def init_params(config: Config, seed: int) -> dict:
-  """Draws the initial parameters of a network: nested dicts of arrays."""
+  """Draws the initial parameters of a network.
+
+  Returns:
+    Nested dicts of float32 arrays, by the names of the network's attributes.
+    They depend on the config and the seed alone.
+  """
   model = Transformer(config, rngs=nnx.Rngs(seed))
   return nnx.to_pure_dict(nnx.state(model))
 
@@ -281,6 +326,8 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
 
   def predict(params, rows_BM, rng=None):
     network = bind(config, params)
+
+    # A row is a sequence and what else is known of it.
     tokens_BL = rows_BM[:, : config.length]
     rest = rows_BM[:, config.length :]
     if config.classifies:
@@ -316,6 +363,7 @@ def count_active_parameters(config: Config, name: str = "") -> int:
 
   With `name="kernel"`, these are the products of a position with weights.
   """
+  # Options know which of their parameters only some positions use.
   total = 0
   for path, x in jax.tree_util.tree_leaves_with_path(param_shapes(config)):
     if name in ("", path[-1].key):
@@ -328,6 +376,7 @@ def count_active_parameters(config: Config, name: str = "") -> int:
 
 @functools.lru_cache(maxsize=64)
 def _abstract(config):
-  """The network, with shapes in place of arrays."""
+  """Splits the network into (structure, parameters), with shapes for arrays."""
+  # The seed does not matter: nothing is drawn.
   network = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   return nnx.split(network)

@@ -48,7 +48,15 @@ def project(params: dict) -> dict:
 
 
 def arrays(config: Config, params: dict) -> dict[str, Any]:
-  """Returns what the options of a network have in each layer, by name."""
+  """Returns what the options of a network have in each layer.
+
+  Args:
+    config: of the network.
+    params: its parameters, nested dicts.
+
+  Returns:
+    {name: a pytree of arrays with a first axis of layers}.
+  """
   by_name: dict[str, Any] = {}
   for option in of(config):
     by_name |= option.arrays(params)
@@ -56,14 +64,17 @@ def arrays(config: Config, params: dict) -> dict[str, Any]:
 
 
 def prepare(config: Config, layer: Layer, inputs: Inputs) -> Inputs:
-  """Returns the inputs of attention; `inputs` are those without options."""
+  """Applies the options to the inputs of attention, in turn."""
   for option in of(config):
     inputs = option.inputs(layer, inputs)
   return inputs
 
 
 def measure(config: Config, layer: Layer, inputs: Inputs) -> dict[str, Any]:
-  """Measures the inputs of attention in a layer."""
+  """Measures the inputs of attention in a layer: scalars are auxiliary losses.
+
+  No two options measure something of the same name.
+  """
   measured: dict[str, Any] = {}
   for option in of(config):
     measured |= option.measure(layer, inputs)

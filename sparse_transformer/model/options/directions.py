@@ -40,9 +40,11 @@ class Directions(Option):
     config = self.config
     rng = rngs.params()
 
+    # Named by their number: a pattern with another window reads them too.
     centroids = {}
     for content in self._contents:
       num = content.num_directions
+      # Drawn by number, not in turn: other patterns change nothing.
       if content.is_learned:
         centroids[str(num)] = jax.random.normal(
           jax.random.fold_in(rng, num),
@@ -59,6 +61,7 @@ class Directions(Option):
     }
 
   def _directions(self, content, params):
+    """Returns a pattern's directions: parameters, or constants."""
     if content.is_learned:
       return params["centroids"][str(content.num_directions)]
     width = self.config.head_width
@@ -66,10 +69,12 @@ class Directions(Option):
     return jnp.stack([content.directions(width, layer) for layer in layers])
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    # Those of the layer's own patterns: attention takes no others.
     directions = {}
     for content in self._contents:
       if any(content in pattern.contents() for pattern in layer.patterns):
         directions[content] = layer.arrays[str(content)]
+
     keys = _share_queries(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
     return inputs._replace(k_BLGK=keys).add_directions(directions)
 
@@ -80,7 +85,10 @@ class Directions(Option):
     centroid of its cluster. Only centroids get a gradient: they move to the
     queries.
     """
+    # As in attention, so that they find the same buckets.
     q_BLHK = lax.stop_gradient(inputs.q_BLHK).astype(jnp.float32)
+
+    # Heads with one pattern are measured together.
     losses = []
     by_pattern = group_heads([(pattern,) for pattern in layer.patterns])
     for pattern, heads in by_pattern.items():
@@ -98,7 +106,10 @@ class Directions(Option):
 
 
 def _share_queries(patterns, q_BLHK, k_BLHK):
-  """Returns keys: in heads whose keys are queries, these at unit length."""
+  """Replaces keys by queries at unit length, where a head's pattern asks for it.
+
+  Source: Kitaev et al. 2020, arXiv 2001.04451.
+  """
   is_shared_H = np.array(
     [any(c.keys_are_queries for c in p.contents()) for p in patterns]
   )
@@ -109,7 +120,7 @@ def _share_queries(patterns, q_BLHK, k_BLHK):
 
 
 def _codebook(content, q_BLHK, centroids_HCK):
-  """Returns the loss of each head."""
+  """Returns the loss of each head, 1 minus the mean cosine."""
   # As in attention, so that the compiler finds them once.
   constant_HCK = lax.stop_gradient(centroids_HCK)
   known = Known(
@@ -126,6 +137,7 @@ def _codebook(content, q_BLHK, centroids_HCK):
   sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q_BLHK))
   sums_HCK = checkpoint_name(sums_HCK, NOT_RECOMPUTED)
 
+  # The products with one sum are the sum of the products with its queries.
   cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2))
   batch, length = q_BLHK.shape[:2]
   return 1 - cosines_H / (batch * length)

@@ -46,6 +46,7 @@ class Experts(Option):
     return ExpertBlock if layer % 2 else kind
 
   def num_active(self, path: tuple[Any, ...], size: int) -> int:
+    # A position uses the weights of the experts that it chooses, and no others.
     names = {key.key for key in path}
     if names.isdisjoint(("experts_in", "experts_out")):
       return size
@@ -70,16 +71,19 @@ class ExpertBlock(ResidualBlock):
       kernel_init=weight_init(config.width),
       rngs=rngs,
     )
+    # Each expert is an MLP with random numbers of its own.
     split = nnx.split_rngs(splits=config.experts)
     make = split(nnx.vmap(functools.partial(make_mlp, config)))
     self.experts_in, self.experts_out = make(rngs)
 
   def _enter_mlp(self, y_BLD):
+    # The first product needs the choice of experts.
     return y_BLD
 
   def _leave_mlp(self, y_BLD, rng):
     logits_BLE = self.router(y_BLD.astype(jnp.float32))
     chosen_BLK, factors_BLK = choose(logits_BLE, PER_TOKEN)
+
     weights = Weights(
       kernel_in=self.experts_in.kernel[...],
       bias_in=self.experts_in.bias[...],
@@ -101,6 +105,10 @@ class Weights(NamedTuple):
 
 def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
   """Chooses the `num` most probable experts of each position.
+
+  Args:
+    logits_BLE: of the router, float32.
+    num: K, how many experts a position passes through.
 
   Returns:
     (their numbers [B, L, num], the factors of their outputs [B, L, num]).
@@ -125,6 +133,8 @@ def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
   """
   num_experts = logits_BLE.shape[-1]
   mean_p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
+
+  # Choices have no gradient: only the probabilities balance the load.
   is_chosen_BLKE = jax.nn.one_hot(chosen_BLK, num_experts)
   load_E = num_experts * is_chosen_BLKE.mean((0, 1, 2))
   z_BL = jax.nn.logsumexp(logits_BLE, axis=-1)
@@ -145,6 +155,12 @@ def mix(
 
   On a mesh, each device computes its own positions, with its own part of each
   expert's inner width.
+
+  Args:
+    x_BLD: the input of all experts, in the dtype of products.
+    chosen_BLK: int32, numbers of experts.
+    factors_BLK: float32, of their outputs.
+    weights: of all experts.
   """
   if sharding.size(sharding.AXES) == 1:
     return _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
@@ -174,6 +190,7 @@ def mix(
 
 def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
   """Mixes on one device."""
+  # The choices of all positions, sorted by expert into tiles.
   num_experts = len(weights.kernel_in)
   tile = _tile(chosen_BLK.size, num_experts)
   chosen_1N = chosen_BLK.reshape(1, -1)
@@ -205,6 +222,10 @@ def _mix_groups(x_SD, factors_SK, groups, weights):
 
 
 def _forward(x_SD, factors_SK, groups, weights):
+  """Returns the sums, and what the backward pass needs.
+
+  Only the inner h of the first product is kept; the rest is recomputed.
+  """
   tokens_VT, factors_VT = _fill(factors_SK, groups)
   rounded, num_filled = _prepare(weights, groups, x_SD.dtype)
 
@@ -220,6 +241,7 @@ def _forward(x_SD, factors_SK, groups, weights):
     y_TD *= factors_VT[v][:, None]
     return _put(results, v, (y_TD, h_TF))
 
+  # Empty tiles, which are last, are not run: their rows stay zero.
   _, d, f = weights.kernel_in.shape
   results = (
     jnp.zeros((*tokens_VT.shape, d), jnp.float32),
@@ -231,6 +253,11 @@ def _forward(x_SD, factors_SK, groups, weights):
 
 
 def _backward(saved, dout_SD):
+  """Returns the gradients, None for the groups, which are integers.
+
+  Tiles run in turn, so that the gradients of an expert are summed in a fixed
+  order.
+  """
   x_SD, factors_SK, groups, weights, h_VTF = saved
   dtype = x_SD.dtype
   tokens_VT, factors_VT = _fill(factors_SK, groups)
@@ -260,6 +287,7 @@ def _backward(saved, dout_SD):
       kernel_out=_product(a_TF.T, dy_TD.astype(dtype)),
       bias_out=dy_TD.sum(0),
     )
+    # Neighboring tiles of one expert add to the same weights.
     grads = jax.tree.map(lambda g, x: g.at[label].add(x), grads, new)
     return _put(results, v, (dx_TD, dfactors_T)), grads
 
@@ -270,6 +298,7 @@ def _backward(saved, dout_SD):
   carry = results, jax.tree.map(jnp.zeros_like, weights)
   carry = lax.fori_loop(0, num_filled, compute, carry)
   (dx_VTD, dfactors_VT), grads = carry
+
   dx_SD = _sum_choices(dx_VTD, groups, factors_SK.shape).astype(dtype)
   dfactors_SK = dfactors_VT.reshape(-1)[groups.slots].reshape(factors_SK.shape)
   return dx_SD, dfactors_SK, None, grads
@@ -279,7 +308,10 @@ _mix_groups.defvjp(_forward, _backward)
 
 
 def _fill(factors_SK, groups):
-  """Returns the positions in the tiles, and their factors, 0 if empty."""
+  """Returns the positions in the tiles, and their factors.
+
+  Empty places have position 0 and the factor 0.
+  """
   entries_VT = jnp.maximum(groups.entries, 0)
   tokens_VT = entries_VT // factors_SK.shape[1]
   factors_VT = factors_SK.reshape(-1)[entries_VT]
@@ -287,7 +319,10 @@ def _fill(factors_SK, groups):
 
 
 def _sum_choices(y_VTD, groups, shape):
-  """Sums the results of the choices of each position: [S, D]."""
+  """Sums the results of the choices of each position: [S, D].
+
+  Each position gathers its results: a scatter would add them in any order.
+  """
   y_SKD = y_VTD.reshape(-1, y_VTD.shape[-1])[groups.slots.reshape(shape)]
   return y_SKD.sum(1)
 
@@ -303,12 +338,15 @@ def _prepare(weights, groups, dtype):
 
 
 def _product(x, y):
+  # Sums of 16-bit products are in float32.
   return jnp.matmul(x, y, preferred_element_type=jnp.float32)
 
 
 def _put(arrays, i, values):
+  """Sets entry i of each array."""
   return jax.tree.map(lambda x, y: x.at[i].set(y), arrays, values)
 
 
 def _take(arrays, i):
+  """Returns entry i of each array."""
   return jax.tree.map(lambda x: x[i], arrays)

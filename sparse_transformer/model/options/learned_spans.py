@@ -40,6 +40,7 @@ class LearnedSpans(Option):
     return params | dict(spans=jnp.clip(params["spans"], 0, 1))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    # All distances of a full sequence, also where a single position runs.
     spans_H = self._spans(layer)
     bias_HD = ramps(spans_H, self.config.length)
     keywords = inputs.keywords | dict(bias_HD=bias_HD)
@@ -57,12 +58,22 @@ class LearnedSpans(Option):
     )
 
   def _spans(self, layer):
+    # Parameters are shares, so that one learning rate fits spans of any length.
     shares_H = layer.arrays["spans"]
     return self.config.max_span * shares_H
 
 
 def ramps(spans_H: jax.Array, n: int) -> jax.Array:
-  """The logarithms of weights by distance, [H, 2 n - 1]."""
+  """Computes the logarithms of weights by distance.
+
+  Args:
+    spans_H: z of each head, in positions.
+    n: positions in a sequence.
+
+  Returns:
+    float32 [H, 2 n - 1], in which entry n - 1 + d is for keys that are d
+    positions away, on either side; -inf where the weight is 0.
+  """
   differences_D = np.arange(1 - n, n)
   distances_D = np.abs(differences_D)
   ends_H1 = spans_H[:, None] + RAMP

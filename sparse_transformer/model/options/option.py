@@ -13,7 +13,10 @@ from sparse_transformer.patterns import Pattern
 
 
 class Inputs(NamedTuple):
-  """The arguments of `attention.attend` in a layer."""
+  """The arguments of `attention.attend` in a layer.
+
+  Options return changed copies.
+  """
 
   q_BLHK: jax.Array
   k_BLGK: jax.Array
@@ -22,6 +25,7 @@ class Inputs(NamedTuple):
 
   def add_directions(self, directions: dict[Any, jax.Array]) -> "Inputs":
     """Returns these inputs with the directions of more patterns."""
+    # New dicts: the default of `keywords` is shared by all inputs.
     known = self.keywords.get("directions", {})
     keywords = self.keywords | dict(directions=known | directions)
     return self._replace(keywords=keywords)

@@ -15,6 +15,7 @@ class Rotary(Option):
     return self.config.positions == "rotary"
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
+    # Cached keys were rotated when they were new.
     positions_L = layer.first + jnp.arange(inputs.q_BLHK.shape[1])
     return inputs._replace(
       q_BLHK=rotate(inputs.q_BLHK, positions_L, self.config.rotary_base),
@@ -46,6 +47,9 @@ def rotate(x_BLHK: jax.Array, positions_L: jax.Array, base: float) -> jax.Array:
   half = x_BLHK.shape[-1] // 2
   exponents_K = np.arange(half, dtype=np.float32) / half
   rates_K = base**-exponents_K
+
+  # Angles reach the length of the sequence: 16-bit floats could not tell
+  # neighbors apart.
   angles_LK = positions_L.astype(jnp.float32)[:, None] * rates_K[None]
   angles_BLHK = angles_LK[None, :, None]
   cos = jnp.cos(angles_BLHK)

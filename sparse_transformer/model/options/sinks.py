@@ -1,4 +1,7 @@
-"""Sinks: a learned logit for each head, which takes a share of the weights."""
+"""Sinks: a learned logit for each head, which takes a share of the weights.
+
+A head can then attend to nothing at all.
+"""
 
 from typing import Any
 

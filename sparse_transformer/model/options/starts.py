@@ -22,6 +22,7 @@ class Starts(Option):
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     normal = nnx.initializers.normal(self.config.token_std)
 
+    # A table for each label of a scan, with a vector for each of its values.
     start = {}
     for name, table in self.config.scans.tables.items():
       shape = len(table), self.config.width
@@ -35,10 +36,12 @@ class Starts(Option):
     if labels_BK is None or not labels_BK.shape[1]:  # the image as it is
       labels_BK = jnp.zeros((1, len(scans)), jnp.int32)
 
+    # One vector from each table, as the labels say.
     vectors_BD = []
     for k, name in enumerate(scans.tables):
       vectors_BD.append(start[name][...][labels_BK[:, k]])
     start_BD = sum(vectors_BD)
 
+    # Where in the image each position of the scan lies.
     places_BN = scans.places(labels_BK, jnp)
     return start_BD[:, None], places_BN[:, places_BL[0]]

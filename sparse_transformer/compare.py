@@ -27,15 +27,20 @@ from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:
+  """Trains, scores and records the runs of a comparison, or resumes them."""
   plan = _plan(flags.FLAGS)
+
   from sparse_transformer.comparison import jobs, preflight, record, trials
 
   budgets = {plan.budget.kind}
   if plan.tune_budget:
     budgets.add(plan.tune_budget.kind)
+
   parts = jobs.divide_machine(flags.FLAGS.jobs, budgets)
   preflight.begin(plan, len(parts))
 
+  # Candidates are chosen on the validation split, with a seed that is not
+  # compared.
   tuning = None
   if plan.tune:
     trials.run_all(plan.tuning, parts)
@@ -52,12 +57,16 @@ def main(argv: Sequence[str]) -> None:
     versions=version.packages(),
     command=version.command(),
   )
+
+  # The test split is scored for the winner alone: scoring all choices and
+  # taking the best would be a choice on the test split.
   best = record.make_record(provenance, runs)["rows"][0]["choice"]
   trials.score_all([x for x in final if x.choice == best], "test", parts)
   for trial, run in zip(final, runs, strict=True):
     if trial.choice == best:
       run["test"] = trials.scored(trial, "test")
 
+  # Once more, since only now the runs have a test.
   made = record.make_record(provenance, runs, tuning)
   print(record.render(made))
   record.write_results(plan.root, made)
@@ -65,7 +74,9 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _plan(args):
+  """The comparison that the flags describe; raises ValueError."""
   cli.require("config", "vary", "workdir")
+  # Missing flags were reported by now: this loads JAX, which takes seconds.
   from sparse_transformer.comparison import plan as plan_lib
 
   vary = plan_lib.parse_axis(args.vary, "vary")

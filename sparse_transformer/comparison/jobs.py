@@ -17,10 +17,13 @@ from sparse_transformer.signals import END_WITH_PARENT, Signals, Stopped
 from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-# The file in a workdir with what one of several processes prints.
+# The file in a workdir that gets the output of one of several processes.
 OUTPUT = "output.txt"
+# How often running commands are looked at; short beside any run.
 POLL_SECONDS = 0.05
-# Becomes a command that uses some cores.
+# A program that sets its cores, and then becomes a command. A `preexec_fn`
+# could set them too, but may deadlock in a process with threads, which JAX
+# starts.
 CHILD = f"""{END_WITH_PARENT}
 parent, cores, *command = sys.argv[1:]
 if cores and sys.platform == "linux":
@@ -49,9 +52,21 @@ ALONE = (MachinePart(),)
 
 
 def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
-  """Divides the machine among --jobs=number runs with these kinds of budgets.
+  """Divides the machine among runs that take place at the same time.
 
-  Raises ValueError if it cannot be divided, or budgets would not be fair.
+  On GPUs, each part has as many of them; on a CPU, as many cores. What remains
+  after the division stays idle, so that no run is faster than another.
+
+  Args:
+    number: of parts, from --jobs.
+    budgets: the kinds of budgets of the runs, see `Budget`.
+
+  Returns:
+    The parts; a single one is the whole machine, without restrictions.
+
+  Raises:
+    ValueError: the machine cannot be divided into so many parts, or the budgets
+      would not be fair to runs that share it.
   """
   if number == 1:
     return ALONE
@@ -64,6 +79,7 @@ def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
   if number > len(units):
     kind = "GPUs" if platform == "gpu" else "cores"
     raise ValueError(f"{flag} must be at most {len(units)}, the {kind}")
+  # The wall clock also counts the time that a run waits for its neighbors.
   if platform == "cpu" and "seconds" in budgets:
     raise ValueError(
       f"{flag}: runs that share a CPU slow each other down, so seconds are not"
@@ -75,11 +91,13 @@ def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
   threads = {"NPROC": os.environ.get("NPROC", str(len(units)))}
   if not budgets.isdisjoint(TIMES):
     threads = {}
+
   size = len(units) // number
   parts = []
   for start in range(0, number * size, size):
     chosen = units[start : start + size]
     if platform == "gpu":
+      # Processes see only the devices in this variable, counted from 0.
       parts.append(MachinePart(variables={GPUS: ",".join(chosen)}))
     else:
       parts.append(MachinePart(chosen, threads))
@@ -87,11 +105,15 @@ def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
 
 
 def _gpus():
+  """The GPUs of this process, in the words of CUDA_VISIBLE_DEVICES."""
+  # A user may have chosen GPUs, by number or by UUID; parts keep their names.
   indices = ",".join(map(str, range(jax.local_device_count())))
   return os.environ.get(GPUS, indices).split(",")
 
 
 def _cores():
+  """The numbers of the cores on which this process may run, as texts."""
+  # A container or `taskset` may allow fewer cores than the machine has.
   cores: Collection[int] = range(os.cpu_count() or 1)
   if sys.platform == "linux":
     cores = sorted(os.sched_getaffinity(0))
@@ -102,16 +124,26 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
   """Runs commands, as many at a time as there are parts of the machine.
 
   With several parts, each command writes its output to `OUTPUT`. A signal is
-  forwarded to running commands, and raises Stopped. After a failure no other
-  command starts, and an OSError is raised once the running ones end.
+  forwarded to running commands. After a failure no other command starts; those
+  that run may finish.
+
+  Args:
+    jobs: the commands, in the order in which they start.
+    parts: of the machine; each is used by one command at a time.
+
+  Raises:
+    Stopped: a signal came, and the running commands have ended.
+    OSError: a command failed, and the running ones have ended.
   """
   waiting = [*jobs]
   free = [*parts]
+  # Several commands would print into each other's lines.
   writes = len(parts) > 1
   running: dict[subprocess.Popen, tuple[Job, MachinePart]] = {}
   failures: list[str] = []
   # Where it is ignored, as under some supervisors, no process has a status.
   signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
   with Signals() as signals, _terminated(running):
     while (running or (waiting and not failures)) and not signals.name:
       while waiting and free and not failures:
@@ -119,13 +151,18 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
         part = free.pop(0)
         running[_start(job, part, writes)] = job, part
 
+      # Waiting for one process would miss that another ends, and free parts of
+      # the machine would stay idle.
       time.sleep(POLL_SECONDS)
       for process in [x for x in running if x.poll() is not None]:
         job, part = running.pop(process)
         free.append(part)
+        # A run of tuning that diverges has another status than 0, but is a
+        # result.
         if process.returncode and job.is_failure():
           failures.append(_reason(job, process.returncode, writes))
 
+  # `_terminated` forwarded the signal and waited, so that all is saved by now.
   if signals.name:
     runs = [f"the run in {job.workdir}" for job, _ in running.values()]
     raise Stopped(
@@ -152,14 +189,23 @@ def _terminated(processes):
 
 
 def _start(job, part, writes):
-  """Starts a job; Ctrl-C is for this process alone, which forwards it."""
+  """Starts a job in a part of the machine, and returns its process.
+
+  The terminal sends Ctrl-C to this process alone, which forwards it. If
+  `writes`, output is appended to the file `OUTPUT` of the job's workdir.
+  """
   print(job.label, flush=True)
+  # CHILD needs only the standard library: -I and -S keep the user's variables
+  # and site-packages out, which also makes it start faster.
   start = sys.executable, "-ISc", CHILD, str(os.getpid()), ",".join(part.cores)
   with contextlib.ExitStack() as stack:
     output = None
     if writes:
       job.workdir.mkdir(parents=True, exist_ok=True)
+      # The child has its own descriptor, so this process closes the file at
+      # once.
       output = stack.enter_context(atomic.appending(job.workdir / OUTPUT))
+    # In a process group of its own, it gets no Ctrl-C from the terminal.
     return subprocess.Popen(
       [*start, *job.command],
       stdin=subprocess.DEVNULL,
@@ -172,6 +218,7 @@ def _start(job, part, writes):
 
 def _reason(job, status, writes):
   """A phrase about a command that failed, with the last line that it wrote."""
+  # Python gives -N as the status of a process that signal N ended.
   reason = f"it ended with status {status}"
   if status < 0:
     reason = f"{signal.Signals(-status).name} ended it"

@@ -15,11 +15,11 @@ from ml_collections import ConfigDict
 from sparse_transformer import config as config_lib, machine, schema
 from sparse_transformer.training import stopwatch
 
-# The most values of a flag: each has many runs.
+# The most values of a flag, each of which costs at least one run.
 MAX_VALUES = 999
 # The most bytes in the name of a folder; most file systems allow 255.
 MAX_NAME = 200
-# A comma outside of brackets: those that close after it also open after it.
+# A comma outside brackets: every bracket that closes after it opens after it.
 OUTSIDE = r",(?!(?:[^()\[\]]+|\([^()]*\))*+[)\]])"
 
 
@@ -70,6 +70,7 @@ class Comparison:
   equal_keys: bool = False
 
   def __post_init__(self) -> None:
+    # A value may set more than the axis: "dense with data.length=512".
     varied: set[str] = set()
     for choice in self.vary.values:
       varied |= assignments(self.vary.field, choice).keys()
@@ -80,11 +81,13 @@ class Comparison:
         f"{min(twice)} cannot vary: --budget sets train.steps, and --seeds"
         " train.seed"
       )
+
     if self.tune and (tuned & varied or len(self.tune.values) == 1):
       raise ValueError(
         f"--tune={self.tune.field} must have at least 2 values, and be another"
         " field than --vary"
       )
+
     if self.tune_budget and not self.tune:
       raise ValueError("--tune_budget needs --tune")
 
@@ -95,12 +98,20 @@ class Comparison:
 
   @property
   def tuning(self) -> list["Trial"]:
-    """The runs with the next seed that find the best candidate of a choice."""
+    """The runs of tuning: each choice with each candidate, and their own seed.
+
+    No run that is compared has this seed, so that candidates are not chosen by the
+    losses that are reported.
+    """
     candidates = self.tune.values if self.tune else ()
     return [Trial(self, x, y) for y in candidates for x in self.choices]
 
   def final(self, best: Mapping[str, str]) -> list["Trial"]:
-    """The runs that are compared, with the best candidate of each choice."""
+    """The runs that are compared: each choice with each seed.
+
+    Args:
+      best: the best candidate of each choice; empty without tuning.
+    """
     # Seed by seed: a stopped comparison is about as far with every choice.
     pairs = itertools.product(self.seeds, self.choices)
     return [
@@ -114,7 +125,11 @@ class Comparison:
     ]
 
   def about(self) -> dict[str, Any]:
-    """Distinguishes this comparison from others, as JSON."""
+    """What tells this comparison from others, as JSON.
+
+    A folder belongs to one comparison: it is resumed only if its file says the
+    same.
+    """
     identity = dict(
       field=self.vary.field,
       choices=self.choices,
@@ -126,17 +141,26 @@ class Comparison:
       machine=machine.machine(),
       config=self.config.to_dict(),
     )
+
+    # Tuples become lists, as in what is read back from the file.
     return json.loads(json.dumps(identity))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A run of a comparison: its folder, and what it is trained with."""
+  """A run of a comparison: its folder, and what it is trained with.
+
+  Attributes:
+    plan: the comparison.
+    choice: its value of the field that is compared.
+    candidate: its value of the tuned field; "" if none is tuned.
+    seed: of a run that is compared; None for a run of tuning.
+  """
 
   plan: Comparison
   choice: str
-  candidate: str = ""  # of the tuned field
-  seed: int | None = None  # None for a run of tuning
+  candidate: str = ""
+  seed: int | None = None
 
   def __str__(self) -> str:
     """The values of the fields that vary."""
@@ -156,19 +180,29 @@ class Trial:
   @property
   def budget(self) -> Budget:
     """The budget of the run."""
+    # Without a budget of its own, tuning has that of the other runs.
     tuning = self.plan.tune_budget if self.seed is None else None
     return tuning or self.plan.budget
 
   @functools.cached_property
   def config(self) -> schema.Config:
-    """The config; at most a tenth of its steps warm up, unless that varies."""
+    """The plan's config with the budget, the seed and the values of this run.
+
+    Warmup takes at most a tenth of the steps, unless a value sets
+    `optimizer.warmup_steps`.
+    """
     values = assignments(self.plan.vary.field, self.choice)
     if self.plan.tune and self.candidate:
       values[self.plan.tune.field] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
 
+    # If a clock ends the run, the number of steps must only be out of its
+    # reach.
     kind, amount = self.budget
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
+
+    # Warmup of the whole budget would compare runs that never reach their peak
+    # learning rate.
     warmup = config.optimizer.warmup_steps
     if "optimizer.warmup_steps" not in values:
       warmup = min(warmup, steps // 10)
@@ -181,7 +215,15 @@ class Trial:
 
 
 def parse_budget(text: str, flag: str) -> Budget:
-  """Parses what is limited, and to how much; raises ValueError."""
+  """Parses "KIND:N", for example "steps:500".
+
+  Args:
+    text: what is limited, and to how much.
+    flag: the name of the flag that has this value, for errors.
+
+  Raises:
+    ValueError: the kind is unknown, or the number is unsuitable.
+  """
   kind, amount = stopwatch.parse_limit(text, flag, ("steps", *stopwatch.TIMES))
   if kind == "steps" and amount % 1:
     raise ValueError(f"--{flag}={text}: steps must be an integer")
@@ -189,16 +231,30 @@ def parse_budget(text: str, flag: str) -> Budget:
 
 
 def parse_axis(text: str, flag: str) -> Axis:
-  """The field and its values in 'group.field=value,value', or a ValueError."""
+  """Parses "group.field=value,value", the value of a flag.
+
+  Values are separated by commas outside brackets; if there is a semicolon, by
+  semicolons only.
+
+  Args:
+    text: a field and its values.
+    flag: the name of the flag, for errors.
+
+  Raises:
+    ValueError: values are empty, equal or too many, or a field is unknown.
+  """
   field, _, values = text.partition("=")
   separator = ";" if ";" in values else OUTSIDE
   choices = [value.strip() for value in re.split(separator, values)]
+
+  # Equal values would share a folder, and empty ones are mostly slips.
   are_different = all(choices) and len({*choices}) == len(choices)
   if not are_different or len(choices) > MAX_VALUES:
     raise ValueError(
       f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"
       f" at most {MAX_VALUES}"
     )
+
   for choice in choices:
     for name in assignments(field, choice):
       schema.check_name(name)
@@ -206,10 +262,13 @@ def parse_axis(text: str, flag: str) -> Axis:
 
 
 def assignments(field: str, choice: str) -> dict[str, str]:
-  """The fields that a choice sets, each once, and their values.
+  """The fields that a choice sets, and their values.
 
   >>> assignments("attention.pattern", "dense with data.length=512")
   {'attention.pattern': 'dense', 'data.length': '512'}
+
+  Raises:
+    ValueError: a field is set twice.
   """
   value, _, rest = choice.partition(" with ")
   values = {field: value}
@@ -227,8 +286,12 @@ def folder_name(choice: str) -> str:
   >>> folder_name("local"), folder_name("Local(4) | Strided(4)")
   ('local', 'Local_4_Strided_4-14ae6e10')
   """
+  # Spaces and brackets would have to be quoted in a shell.
   name = re.sub(r"[^\w.=+-]+", "_", choice).strip("_")
   if name == choice and name.strip(".") and len(name.encode()) <= MAX_NAME:
     return name
+
+  # Different choices may become the same name, so a checksum distinguishes
+  # them. Cutting may split a character of several bytes, whose rest is dropped.
   name = name.encode()[:MAX_NAME].decode(errors="ignore")
   return f"{name}-{zlib.crc32(choice.encode()):08x}"

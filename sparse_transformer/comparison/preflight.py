@@ -17,8 +17,13 @@ MAX_RATIO = 1.1
 def begin(plan: Comparison, number: int = 1) -> None:
   """Checks a comparison, and creates its folder, which says what it compares.
 
-  Raises ValueError or OSError if the folder holds something else, or a run
-  cannot take place, see `check_runs`.
+  Args:
+    plan: the comparison.
+    number: how many runs take place at the same time.
+
+  Raises:
+    ValueError or OSError: the folder holds something else, or a run cannot take
+      place, see `check_runs`.
   """
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
   digests = check_runs(plan, number)
@@ -27,6 +32,8 @@ def begin(plan: Comparison, number: int = 1) -> None:
   if path.exists():
     old = atomic.read_json(path, dict)
     if old != identity:
+      # Data may change between two calls, and old runs must not be compared to
+      # new.
       is_same_plan = old | dict(data=digests) == identity
       what = "other data" if is_same_plan else "another comparison"
       raise ValueError(f"{path} is of {what}; use another --workdir")
@@ -56,8 +63,11 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
   sources: dict[tuple, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
+
+  # A run has only its part of the GPUs, and its batch must be divisible by it.
   parts = number if jax.default_backend() == "gpu" else 1
   devices = tuple(jax.devices()[: jax.device_count() // parts])
+
   for trial in _distinct(plan):
     config = trial.config
     read = config.data, config.model.task
@@ -66,17 +76,20 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
     _check_run(experiment)
 
     label = str(trial)
+    # Two choices with one network would only measure the noise between seeds.
     other = labels.setdefault(_identity(experiment), label)
     if other != label:
       raise ValueError(
         f"--vary: {other} and {label} are the same; leave one out"
       )
+
     keys[label] = costs.keys_per_query(experiment.model)
     units[experiment.source.unit] = label
 
   if len(units) > 1:
     examples = ", ".join(f"{x} with {units[x]}" for x in units)
     raise ValueError(f"--vary: losses have different units: {examples}")
+
   if plan.equal_keys and max(keys.values()) > MAX_RATIO * min(keys.values()):
     examples = ", ".join(f"{keys[x]:,.1f} with {x}" for x in keys)
     raise ValueError(
@@ -86,27 +99,40 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
 
 
 def _check_run(experiment):
-  """Raises ValueError or OSError if a run is impossible."""
+  """Raises ValueError or OSError if a run is impossible.
+
+  Runs that fail after hours, for want of a test split or because weights do not
+  fit the network, are found here.
+  """
   loop.check(experiment)
   for split in "validation", "test":
+    # Reading one window shows that the split is there and is not empty.
     _ = experiment.source.windows(split)[0]
 
   config = experiment.config
   if config.train.init_from:  # its weights are loaded, on a CPU
+    # One device holds the weights, whatever the mesh of the run divides them
+    # over.
     alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
     cpu = jax.devices("cpu")[0]
     warm_start.first_state(Experiment(alone, (cpu,), experiment.source))
 
 
 def _identity(experiment):
-  """What tells runs apart: the network, and the fields except attention's."""
+  """What tells runs apart: the network, and all fields except attention's.
+
+  Texts of patterns do not, since several may describe the same network.
+  """
   fields = schema.flatten(experiment.config)
   rest = [x for x in fields.items() if not x[0].startswith("attention.")]
   return experiment.model, *rest
 
 
 def _distinct(plan: Comparison) -> Iterable[Trial]:
-  """Runs that differ in more than their seed."""
+  """Yields the runs that differ in more than their seed.
+
+  They are not all the runs of the plan, but if these can take place, all can.
+  """
   seed = plan.seeds[-1] + bool(plan.tune)  # the highest in use
   candidates = plan.tune.values if plan.tune else [""]
   for choice, candidate in itertools.product(plan.choices, candidates):
@@ -116,5 +142,6 @@ def _distinct(plan: Comparison) -> Iterable[Trial]:
       candidate=candidate,
       seed=seed,
     )
+  # Another budget is another number of steps, which may be too few for warmup.
   if plan.tune_budget:
     yield from plan.tuning

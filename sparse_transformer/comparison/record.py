@@ -31,13 +31,23 @@ MARKERS = "os^Dv<>"
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
-  """The validations in the lines of a run's metrics: {column: values}."""
+  """The validations of a run, from the lines of its metrics.
+
+  Returns:
+    {column: values} for the columns of `COLUMNS`, with at most 5 decimals,
+    which keeps comparison.json small.
+  """
   values = curves.series(lines, "validation", COLUMNS.values())
   return {x: [round(y, 5) for y in values[COLUMNS[x]]] for x in COLUMNS}
 
 
 def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
-  """The part of a record about a grid, from the scores of its runs.
+  """The part of a record about tuning, from the scores of its runs.
+
+  Args:
+    trials: the runs of tuning.
+    scores: their numbers, see `trials.scored`, in the same order; None where
+      training diverged.
 
   Returns:
     `scores`, the bits by choice and candidate, None if training diverged;
@@ -59,6 +69,7 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
         f"--tune: with {choice}, training diverged with every value of --tune;"
         " give other values"
       )
+    # Of candidates with equal bits, the text decides, the same in every call.
     _, best[choice] = min(finite)
   return dict(scores=table, best=best)
 
@@ -68,19 +79,23 @@ def make_record(
   runs: Sequence[Run],
   grid: Run | None = None,
 ) -> Record:
-  """The record of finished runs, whose rows begin with the best choice.
+  """Makes the record of finished runs, whose rows begin with the best choice.
 
   Args:
     provenance: what the comparison is, see `Comparison.about`, and how it was
-      made.
+      made: its unit, commit, versions and command.
     runs: see `trials.collected`.
-    grid: see `tuning`.
+    grid: see `tuning`; None without tuning.
   """
+  # Gaps are to the first choice on the command line, the baseline of its user.
   choices = [of_choice(runs, choice) for choice in provenance["choices"]]
   first = choices[0]
   rows = [_row(first)]
   for choice in choices[1:]:
     rows.append(_row(choice, first))
+
+  # The test split plays no part in the order: it is scored for the best row
+  # only.
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(
     about=dict(provenance),
@@ -91,7 +106,11 @@ def make_record(
 
 
 def time_of(provenance: Mapping[str, Any]) -> str:
-  """The clock of the table and the figure: wall-clock only if budgeted."""
+  """The clock of the table and the figure.
+
+  It is the processor's, which other programs disturb less, unless the budget is
+  in seconds of the wall clock.
+  """
   return (
     "seconds" if provenance["budget"][0] == "seconds" else "processor_seconds"
   )
@@ -104,10 +123,16 @@ def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
 
 
 def _row(runs, first=()):
-  """The row of a choice; with the runs of the first one, and the gap to it."""
+  """The row of a choice.
+
+  Args:
+    runs: its runs, at least one.
+    first: the runs of the choice that gaps are measured from, or none.
+  """
   bits = [run["validation"]["bits_per_dim"] for run in runs]
   accuracy = [run["validation"].get("accuracy") for run in runs]
   tests = [run["test"]["bits_per_dim"] for run in runs if run["test"]]
+
   row = dict(
     choice=runs[0]["choice"],
     seeds=len(runs),
@@ -122,6 +147,7 @@ def _row(runs, first=()):
     row["gap"] = mean(bits, minus)
   for name in "keys", "steps", *TIMES:
     row[name] = statistics.fmean(run[name] for run in runs)
+  # Runs of one choice may differ here, and the largest one must fit.
   for name in "peak_bytes", "parameters":
     row[name] = max(run[name] for run in runs)
   return row
@@ -130,12 +156,26 @@ def _row(runs, first=()):
 def mean(
   values: Sequence[float], minus: Sequence[float] = ()
 ) -> dict[str, Any]:
-  """The mean of values minus the mean of others, and its error.
+  """The mean of values minus the mean of others, with a confidence interval.
 
-  The error is half of the 95 % confidence interval, from Student's t with the
-  degrees of freedom of Welch; None if there is a single value.
+  With the variances `s²` of `n` values each, Welch's t-test has the standard
+  error
+
+    e = sqrt(s1²/n1 + s2²/n2)
+
+  and e⁴ / ((s1²/n1)² / (n1 - 1) + (s2²/n2)² / (n2 - 1)) degrees of freedom; no
+  equal variances are assumed (Welch 1947). Without `minus` this is Student's t.
+
+  Args:
+    values: at least one.
+    minus: the others, if any.
+
+  Returns:
+    `mean`, and `error`: half of the 95 % confidence interval; None if a mean is
+    of a single value.
   """
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
+
   samples = [x for x in (values, minus) if x]
   if min(map(len, samples)) < 2:
     return dict(mean=center, error=None)
@@ -148,6 +188,7 @@ def mean(
     total += square
     weight += square**2 / (len(sample) - 1)
 
+  # Values without any variance have an error of 0, whatever the degrees are.
   freedom = total**2 / weight if weight else 1
   error = math.sqrt(total) * float(special.stdtrit(freedom, 0.975))
   return dict(mean=center, error=error)
@@ -155,13 +196,21 @@ def mean(
 
 def write_record(path: pathlib.Path, record: Record) -> None:
   """Writes a record, its lists of numbers on one line each."""
+  # Curves have thousands of numbers; one a line would be unreadable.
   text = json.dumps(record, indent=1)
   text = re.sub(r"\[\n[^][{}]*\]", lambda x: re.sub(r"\n *", " ", x[0]), text)
   atomic.write_text(path, text + "\n")
 
 
 class Band(NamedTuple):
-  """The curves of several seeds."""
+  """The curves of several seeds, at common points.
+
+  Attributes:
+    x: [points], float, increasing.
+    mean: [points], bits.
+    lowest: [points], bits of the best seed at each point.
+    highest: [points], bits of the worst seed at each point.
+  """
 
   x: np.ndarray
   mean: np.ndarray
@@ -170,12 +219,18 @@ class Band(NamedTuple):
 
 
 def over_seeds(runs: Sequence[Run], axis: str) -> Band:
-  """The curves of several seeds by a column of `COLUMNS`.
+  """The curves of several seeds, by steps or by a clock.
 
   `x` are the points within all curves at which any seed was validated; there,
   the other curves are interpolated linearly.
+
+  Args:
+    runs: at least one, see `trials.collected`.
+    axis: a column of `COLUMNS`.
   """
   curves = [run["curve"] for run in runs]
+
+  # Where a curve is missing, the mean of the others would jump.
   first = max(curve[axis][0] for curve in curves)
   last = min(curve[axis][-1] for curve in curves)
   points = {last}  # alone if these are single validations, at different times
@@ -193,7 +248,10 @@ def over_seeds(runs: Sequence[Run], axis: str) -> Band:
 
 
 def ranking(record: Record) -> Table:
-  """The rows of a record as cells of text, below titles of what is known."""
+  """The table of a record, best row first; its first row contains the titles.
+
+  Columns without any value are left out, such as accuracy.
+  """
   cells = [_cells(row, record["about"]) for row in record["rows"]]
   columns = {x: tuple(row[x] for row in cells) for x in cells[0]}
   known = [(x, *column) for x, column in columns.items() if {*column} != {"-"}]
@@ -226,7 +284,7 @@ def _mean(value, sign=""):
 
 
 def notes(record: Record) -> str:
-  """Explains the numbers of the table, and the figure."""
+  """A paragraph that explains the numbers of the table, and the figure."""
   provenance = record["about"]
   seeds = provenance["seeds"]
   text = "One seed."
@@ -249,19 +307,27 @@ def notes(record: Record) -> str:
 
 
 def grid(record: Record) -> tuple[Table, str]:
-  """A table of tuning, the best of each choice in brackets; and its note."""
+  """The table of tuning, and a note about it.
+
+  Returns:
+    Rows of cells with the titles first, one row per choice, with its best bits
+    in brackets; and a text.
+  """
   provenance = record["about"]
   tuned, candidates = provenance["tune"]
   cells = [(provenance["field"], *(f"{tuned}={x}" for x in candidates))]
+
   at_edge = []
   for choice, scores in record["tuning"]["scores"].items():
     texts = ["diverged" if x is None else f"{x:.4f}" for x in scores.values()]
     best = candidates.index(record["tuning"]["best"][choice])
     texts[best] = f"[{texts[best]}]"
     cells.append((choice, *texts))
+    # Bits may still fall beyond the values that were tried.
     if best in (0, len(candidates) - 1):
       at_edge.append(choice)
 
+  # JSON has a list in place of a `Budget`.
   kind, amount = provenance["tune_budget"] or provenance["budget"]
   note = (
     f"Bits on the validation split of one run each of {amount:,g}"
@@ -275,9 +341,16 @@ def grid(record: Record) -> tuple[Table, str]:
 
 
 def draw_curves(record: Record) -> "style.Figure":
-  """Validation bits by time and by steps, up to the score of the table."""
+  """A figure of validation bits by time and by steps.
+
+  Each curve ends in the score of the table, which is of the best checkpoint and
+  of the entire split, while curves may be of a part of it.
+  """
   provenance = record["about"]
+
   names = [patterns.shorten(choice) for choice in provenance["choices"]]
+  # The legend is beside the panels, as wide as its longest name; many names may
+  # need more height than the panels.
   width = 2 * PANEL + LETTER * (5 + max(map(len, names)))
   height = max(PANEL, 0.22 * len(names))
   figure, panels = style.subplots(1, 2, width, height)
@@ -287,6 +360,7 @@ def draw_curves(record: Record) -> "style.Figure":
 
   by_steps.sharey(by_time)
   by_time.set_ylabel(f"validation, {provenance['unit']}")
+  # A step is a measure of work only if all runs have as many tokens in it.
   sizes = {run["tokens_per_step"] for run in record["runs"]}
   if len(sizes) == 1:
     by_steps.set_xlabel(f"steps of {sizes.pop():,} tokens")
@@ -299,7 +373,10 @@ def _draw_panel(panel, record, axis):
   scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
   for i, choice in enumerate(record["about"]["choices"]):
     band = over_seeds(of_choice(record["runs"], choice), axis)
+
     color = style.COLORS[i % len(style.COLORS)]
+
+    # The point after the last is the score; only this one has a marker.
     panel.plot(
       np.append(band.x, band.x[-1]),
       np.append(band.mean, scores[choice]),
@@ -330,7 +407,7 @@ def render(record: Record) -> str:
 
 
 def write_results(root: pathlib.Path, record: Record) -> None:
-  """Writes comparison.json, .md and .png."""
+  """Writes a record as comparison.json, .md and .png."""
   write_record(root / "comparison.json", record)
   atomic.write_text(root / "comparison.md", render(record))
   style.save(draw_curves(record), root / "comparison.png")

@@ -16,22 +16,37 @@ from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.stopwatch import TIMES
 
-# What the last line of metrics.jsonl is about.
+# What the last line of metrics.jsonl is about. Only files tell that a run has
+# ended, so that a comparison can be resumed.
 ENDED = "end"
 DIVERGED = "diverged"
 Parts = Sequence[jobs.MachinePart]
 
 
 def run_all(trials: Sequence[Trial], parts: Parts) -> None:
-  """Trains runs that have not ended, and scores them; tuning may diverge."""
+  """Trains the runs that have not ended, and scores them on validation.
+
+  A run of tuning may diverge; a run that is compared may not.
+
+  Args:
+    trials: the runs, in the order in which they start.
+    parts: of the machine, see `jobs.divide_machine`.
+
+  Raises:
+    ValueError: a folder holds a run with another config.
+    OSError: a run failed.
+  """
   tasks = []
   for trial in trials:
     if _last(trial) == ENDED or _has_diverged(trial):
       continue  # `score_all` scores it where that was not done
+
     flags = config_lib.overrides(trial.plan.preset, trial.config)
     kind, amount = trial.budget
     if kind in TIMES:
       flags.append(f"--limit={kind}:{amount}")
+
+    # run.py trains and scores in one process, which starts JAX once.
     job = _job(trial, "train.py", flags)
     python, *rest = job.command
     tasks.append(
@@ -64,6 +79,7 @@ def score_all(trials: Iterable[Trial], split: str, parts: Parts) -> None:
 
 
 def _job(trial, script, flags, remark=""):
+  """A job that runs a script at the top of the clone on a run's config file."""
   path = version.ROOT / script
   if not path.exists():  # the library was installed without it
     raise FileNotFoundError(f"{path} is missing; run compare in a clone")
@@ -74,8 +90,12 @@ def _job(trial, script, flags, remark=""):
 
 
 def _last(trial: Trial) -> str | None:
-  """What the last line of a run's metrics is about; None if it has none."""
+  """What the last line of a run's metrics is about; None if it has none.
+
+  Raises ValueError if the folder holds a run with another config.
+  """
   if (trial.workdir / "config.json").exists():
+    # A folder is named by the varied field, so other fields may have changed.
     before = config_lib.read_config(trial.workdir)
     config_lib.compare(before, trial.config, (), trial.workdir)
 
@@ -85,7 +105,12 @@ def _last(trial: Trial) -> str | None:
 
 
 def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
-  """The score of a run's best checkpoint on a split; None if there is none."""
+  """The score of a run's best checkpoint on a split, as eval.py wrote it.
+
+  Returns:
+    The fields of the file; None if the checkpoint has no such score.
+  """
+  # A user may have scored the run in other ways, which are not comparable.
   expected = dict(split=split, min_context=0, weights="ema", dtype="float32")
   with contextlib.suppress(FileNotFoundError):  # they may be gone by now
     expected["step"] = Saved(trial.workdir).find("best")
@@ -96,14 +121,17 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
     result = _read_score(path, expected)
     if result:
       results.append(result)
+  # Without checkpoints, scores of several may be left; the lowest is the
+  # best's.
   best_first = lambda result: (result["bits_per_dim"], result["step"])
   return min(results, key=best_first, default=None)
 
 
 def _read_score(path, expected):
-  """A score that has the expected fields; None if not, or if it is damaged."""
+  """A score from a file; None if it is damaged or not the expected one."""
   try:
     result = atomic.read_json(path)
+
     is_finite = math.isfinite(result["bits_per_dim"])
     is_expected = expected.items() <= result.items()
     if is_finite and is_expected and not result.get("overrides"):
@@ -114,18 +142,24 @@ def _read_score(path, expected):
 
 
 def scored(trial: Trial, split: str) -> dict[str, Any] | None:
-  """The numbers of `evaluation`, for a record."""
+  """The numbers of `evaluation`, for a record; None if there is no score."""
   result = evaluation(trial, split)
   if result is None:
     return None
+  # `isinstance` would count booleans as integers.
   return {k: v for k, v in result.items() if type(v) in (int, float)}
 
 
 def collected(trial: Trial) -> record.Run:
-  """A run of the record, without its test, from its folder."""
+  """A run of the record, from its folder; its test is scored later.
+
+  Raises ValueError or OSError if files of the run are damaged or missing.
+  """
   lines = metrics.read(trial.workdir)
   network = Experiment(trial.config).model
   curve = record.curve(lines)
+
+  # The commit is that of the process which saved the checkpoint.
   validation: Any = evaluation(trial, "validation")
   saved = Saved(trial.workdir).describe(validation["step"])
   return dict(

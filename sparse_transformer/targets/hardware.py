@@ -21,16 +21,25 @@ with (HERE / "gpus.csv").open() as _file:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A kind of device."""
+  """A kind of device.
+
+  Attributes:
+    description: for `describe`.
+    memory: bytes of one device.
+    sizes: usual topologies of one host: slices x hosts x GPUs, or the axes of a
+      torus. The smallest, which comes first, is that of a name without a
+      topology.
+    compiler: "tpu" or "cuda", which is also the platform that backends of
+      attention know.
+  """
 
   description: str
-  memory: int  # bytes of one device
-  # Usual topologies of one host: slices x hosts x GPUs, or the axes of a torus.
-  # The smallest, which comes first, is that of a name without a topology.
+  memory: int
   sizes: tuple[str, ...]
-  compiler: str = "tpu"  # or "cuda", also the platform that executors know
+  compiler: str = "tpu"
 
 
+# GPUs are in a file, since their compiler wants a page of numbers about each.
 KINDS = {
   name: Kind(
     description=row["description"],
@@ -39,7 +48,9 @@ KINDS = {
     compiler="cuda",
   )
   for name, row in GPUS.items()
-} | {  # the memory of TPUs is what their compiler says is available
+} | {
+  # The memory of TPUs is what their compiler says is available, which is less
+  # than what they are sold with.
   "v5e": Kind("Cloud TPU v5e, 16 GB", int(15.75 * GIB), ("1x1", "2x2", "2x4")),
   "v5p": Kind("Cloud TPU v5p, 95 GB", int(95.73 * GIB), ("2x2x1", "2x2x2")),
   "v6e": Kind("Cloud TPU v6e, 32 GB", int(31.24 * GIB), ("1x1", "2x2", "2x4")),
@@ -48,16 +59,27 @@ KINDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """Devices to compile for."""
+  """Devices to compile for.
 
-  kind: str  # a key of `KINDS`
-  topology: str  # how many there are along each axis, "1x1x8"
+  Attributes:
+    kind: a key of `KINDS`.
+    topology: how many there are along each axis, "1x1x8".
+
+  Example:
+    >>> target = parse("h100:1x1x8")
+    >>> target.compiler, target.num_devices, target.capability
+    ('cuda', 8, 9.0)
+  """
+
+  kind: str
+  topology: str
 
   def __str__(self) -> str:
     return f"{self.kind}:{self.topology}"
 
   @property
   def compiler(self) -> str:
+    """ "cuda" or "tpu"."""
     return KINDS[self.kind].compiler
 
   @property
@@ -67,6 +89,7 @@ class Target:
 
   @property
   def num_devices(self) -> int:
+    """The number of devices in all."""
     return math.prod(map(int, self.topology.split("x")))
 
   @property
@@ -77,7 +100,10 @@ class Target:
 
   @property
   def capability(self) -> float:
-    """The compute capability of a GPU, 8.9; 0 for a TPU."""
+    """The compute capability of a GPU, such as 8.9; 0 for a TPU.
+
+    Kernels ask for it: some need instructions that older GPUs lack.
+    """
     if self.kind not in GPUS:
       return 0.0
     row = GPUS[self.kind]
@@ -85,7 +111,14 @@ class Target:
 
 
 def parse(name: str) -> Target:
-  """The target of a name: "h100", "h100:1x1x8", "v5e:2x2"."""
+  """Parses the name of a target.
+
+  Args:
+    name: a kind, alone or with a topology: "h100", "h100:1x1x8", "v5e:2x2".
+
+  Raises:
+    ValueError: the kind is unknown, or the topology has another number of axes.
+  """
   kind, _, topology = name.partition(":")
   if kind not in KINDS:
     raise ValueError(
@@ -93,6 +126,7 @@ def parse(name: str) -> Target:
       " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
     )
 
+  # A topology of unusual size is left to the compiler, which knows what exists.
   sizes = KINDS[kind].sizes
   size = r"[1-9]\d{0,3}"
   axes = [size] * len(sizes[0].split("x"))
@@ -104,7 +138,7 @@ def parse(name: str) -> Target:
 
 
 def describe() -> str:
-  """A table of the known targets."""
+  """A table of the known targets, one per line."""
   rows = [("target", "device", "memory", "default, others")]
   for name, kind in KINDS.items():
     topologies = ", ".join(f"{name}:{topology}" for topology in kind.sizes)

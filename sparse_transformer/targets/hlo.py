@@ -18,16 +18,26 @@ FREE = set(
   "add-dependency after-all bitcast constant domain get-tuple-element"
   " opt-barrier parameter partition-id replica-id tuple".split()
 )
+# Custom calls are kernels, except these, which launch nothing.
 FREE_CALL = re.compile('custom_call_target="(AllocateBuffer|Sharding)"')
+# A conditional on an index has the first
+# attribute; one on a boolean, the others.
 BRANCHES = "branch_computations", "true_computation", "false_computation"
+# The attribute that names the computation of an opcode.
 CALLS = {"call": "to_apply", "async-start": "calls"}
 
+# The text of a module is a list of computations:
+#   %add (x: f32[], y: f32[]) -> f32[] {
+#     ROOT %sum = f32[] add(%x, %y)
+#   }
+# The main one begins with ENTRY.
 COMPUTATION = re.compile(
   r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\n([\s\S]*?)\n\}", re.MULTILINE
 )
 INSTRUCTION = re.compile(
   r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.MULTILINE
 )
+# bf16[8,128]: a dtype and sizes, which are empty for a scalar.
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 # The opcodes in the condition of a loop that counts.
 COUNTING = {"constant", "compare"}
@@ -38,12 +48,19 @@ UNKNOWN = "unknown loop", ""
 
 
 class Instruction(NamedTuple):
-  """One line of a computation."""
+  """One line of a computation: `name = shape opcode(rest`.
+
+  Attributes:
+    name: unique in the module, such as "fusion.12".
+    shape: of its result, with layout; a tuple has brackets.
+    opcode: what it does, such as "fusion".
+    rest: operands and attributes.
+  """
 
   name: str
   shape: str
   opcode: str
-  rest: str  # operands and attributes
+  rest: str
 
   def computations(self, attribute: str) -> list[str]:
     """Names in an attribute: calls=%f, branch_computations={%f, %g}."""
@@ -56,16 +73,30 @@ Module = dict[str, list[Instruction]]
 
 
 class Profile(NamedTuple):
-  """Cost of one execution."""
+  """Cost of one execution.
 
-  launches: Counter[str]  # by the name of the instruction, up to its first dot
-  copies: int  # from memory to memory, which need no kernel
-  collectives: dict[str, tuple[int, int]]  # how many, bytes of their results
-  unknown_loops: int  # whose number of trips is unknown; they count as one
+  Attributes:
+    launches: number, by the name of the instruction, up to its first dot.
+    copies: from memory to memory, which need no kernel.
+    collectives: {opcode: (how many, bytes of their results)}.
+    unknown_loops: loops whose number of trips is unknown; each counts as one.
+  """
+
+  launches: Counter[str]
+  copies: int
+  collectives: dict[str, tuple[int, int]]
+  unknown_loops: int
 
 
 def profile(text: str) -> Profile:
-  """The cost of one execution of an optimized HLO module."""
+  """The cost of one execution of a compiled program.
+
+  Args:
+    text: an optimized HLO module, as `compiled.as_text()` gives it.
+
+  Raises:
+    ValueError: it is not the text of a module.
+  """
   module: Module = {}
   entry = ""
   for is_entry, name, lines in COMPUTATION.findall(text):
@@ -76,6 +107,7 @@ def profile(text: str) -> Profile:
     raise ValueError("the text of the program has no entry computation")
 
   counts = _cost(module, entry)
+  # One counter holds all kinds, because loops multiply them alike.
   launches: Counter[str] = Counter()
   collectives = {}
   for (kind, name), number in counts.items():
@@ -92,18 +124,21 @@ def profile(text: str) -> Profile:
 
 
 def _cost(module, name):
-  """{(kind, name): how many} of a computation."""
+  """{(kind, name): how many} of a computation, and of those it calls."""
   total: Counts = Counter()
   for x in module[name]:
     if x.opcode == "while":
+      # Conditions are left out: as a rule they only compare a counter.
       (body,) = x.computations("body")
       trips = _trips(module, x)
       total[UNKNOWN] += trips is None
       times = 1 if trips is None else trips
       for key, number in _cost(module, body).items():
+        # Unknown loops are counted where they stand, not once per trip.
         total[key] += number if key == UNKNOWN else number * times
     elif x.opcode == "conditional":
       names = [y for attribute in BRANCHES for y in x.computations(attribute)]
+      # Which branch runs depends on the data, so the costliest is assumed.
       total += max((_cost(module, y) for y in names), key=_num_launches)
     elif x.opcode in CALLS:
       for called in x.computations(CALLS[x.opcode]):
@@ -114,10 +149,12 @@ def _cost(module, name):
 
 
 def _num_launches(counts):
+  """The launches in a Counter, under all names."""
   return sum(n for (kind, _), n in counts.items() if kind == "launch")
 
 
 def _cost_of_one(module, x):
+  """The cost of an instruction that is neither a loop, a branch nor a call."""
   # Asynchronous loop fusions copy a slice.
   copies_slice = x.opcode == "fusion-start" and "kind=kLoop" in x.rest
   if copies_slice or x.opcode.endswith(("copy", "copy-start", "slice-start")):
@@ -129,6 +166,7 @@ def _cost_of_one(module, x):
     # Names end in numbers, and in what the compiler did: ".remat".
     total["launch", x.name.partition(".")[0]] = 1
 
+  # A fusion may contain a collective.
   parts = [x]
   if x.opcode in ("fusion", "fusion-start"):
     (called,) = x.computations("calls")
@@ -143,18 +181,25 @@ def _cost_of_one(module, x):
 
 
 def _trips(module, loop):
-  """Trips of a loop: known, or the one constant that it counts up to."""
+  """The number of trips of a loop, or None if it is unknown.
+
+  XLA notes it where it knows. Otherwise it is the one constant of a condition
+  `counter < constant`, if the counter begins at 0 and grows by 1, as those of
+  `scan` and `fori_loop` do.
+  """
   known = re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest)
   if known:
     return int(known[1])
 
   (condition,) = loop.computations("condition")
+  # A condition with anything else in it does not count trips.
   limits = []
   opcodes = set()
   is_below = False
   for x in module[condition]:
     opcodes.add(x.opcode)
     is_below |= "direction=LT" in x.rest
+
     value = re.match(r"\d+", x.rest)
     if x.opcode == "constant" and value:
       limits.append(int(value[0]))
@@ -164,13 +209,19 @@ def _trips(module, loop):
 
 
 def num_bytes(shape: str) -> int:
-  """Bytes of a shape, without padding: "(bf16[8,8]{1,0}, s32[])" has 132."""
+  """Bytes of a shape, without padding.
+
+  >>> num_bytes("(bf16[8,8]{1,0}, s32[])")
+  132
+  """
   bits = 0
   # Layouts contain no brackets, so that they never look like arrays.
   for dtype, sizes in ARRAY.findall(shape):
     if dtype in ("token", "opaque"):
       continue
     size = math.prod(int(size) for size in sizes.split(",") if size)
+    # The digits of a dtype are its bits, also
+    # in f8e4m3fn: the first number counts.
     width = re.search(r"\d+", dtype)
     bits += size * (int(width[0]) if width else 8)  # pred has none
   return bits // 8

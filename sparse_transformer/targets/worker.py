@@ -25,21 +25,30 @@ from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
+# When the process began, for messages about how long it takes.
 BEGAN = time.monotonic()
 
 
 class Program(NamedTuple):
-  """A program to compile."""
+  """A program to compile.
+
+  Attributes:
+    name: printed, and a title in the report.
+    requests: of attention in it.
+    function: jitted.
+    arguments: its arguments, as `jax.ShapeDtypeStruct`s with shardings.
+  """
 
   name: str
-  requests: Sequence[Request]  # of attention in it
-  function: Any  # jitted
+  requests: Sequence[Request]
+  function: Any
   arguments: tuple
 
 
 def main() -> None:
-  """Answers one request."""
+  """Answers one request, as JSON on standard input, in a file of its folder."""
   request = json.load(sys.stdin)
+  # Errors that a user can fix; all others end the process with a traceback.
   answer: dict[str, Any]
   try:
     answer = dict(result=_answer(request))
@@ -51,8 +60,14 @@ def main() -> None:
 
 
 def _answer(request):
+  """The report on a request, see `compilers.compile_for`.
+
+  Programs are traced with shapes in place of parameters and data. Raises
+  ValueError or OSError if the request is impossible.
+  """
   target = hardware.parse(request["target"])
   devices = _devices(target)
+
   config = config_lib.from_json(request["config"], "the config")
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
@@ -68,6 +83,7 @@ def _answer(request):
         arguments=(experiment.like, experiment.batch_like()),
       )
     ]
+
   return dict(
     target=str(target),
     device=devices[0].device_kind,
@@ -84,6 +100,8 @@ def _answer(request):
 
 def _devices(target: hardware.Target) -> list[jax.Device]:
   """The devices of a target; raises ValueError if its compiler rejects it."""
+  # A topology is a description of devices, by which a program can be compiled
+  # but not run.
   describe = topologies.get_topology_desc
   try:
     if target.compiler == "tpu":
@@ -99,11 +117,17 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 def _attention(experiment, requests, key_heads=0, segments=False, **options):
   """Yields programs of both passes of each distinct pattern.
 
-  `compilers.compile_for` explains the options; the rest are `attend`'s.
+  Args:
+    experiment: the experiment, on the devices of the target.
+    requests: of the network's attention, one for each pattern.
+    key_heads: number of heads of keys and values; 0: as in the network.
+    segments: whether to add segments where the network has none.
+    **options: of `attend`.
   """
   model = experiment.model
   train = experiment.config.train
   key_heads = key_heads or model.num_key_heads
+  # One microbatch: what is in memory at a time.
   size = train.batch_size // train.accumulation, model.length
 
   def array(heads, width):
@@ -116,6 +140,8 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
   dout = array(model.num_heads, value_width)
   k = array(key_heads, qk_width)
   v = array(key_heads, value_width)
+
+  # A softcap decides which backends can run it, so that requests name it too.
   softcap = options.get("softcap", 0.0)
   for request in requests:
     request = dataclasses.replace(
@@ -124,14 +150,18 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
       scores=attention.Scores(softcap=softcap),
       segments=request.segments or segments,
     )
+
     segments_BL = None
     if request.segments:
       segments_BL = jax.ShapeDtypeStruct(
         size, jnp.int32, sharding=experiment.batch_sharding
       )
+
+    # Their values do not matter to the compiler: they are constants here.
     sinks_H: Any = np.zeros(model.num_heads) if request.sinks else None
     bias_HD: Any = None
     if request.bias:
+      # Distances lie between 1 - length and length - 1.
       num_distances = 2 * model.length - 1
       bias_HD = np.zeros((model.num_heads, num_distances), np.float32)
     attend = functools.partial(
@@ -143,6 +173,8 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
       tile=model.tile,
       **options,
     )
+
+    # Heads with one pattern are named once.
     names = dict.fromkeys(map(str, request.patterns))
     yield Program(
       name=f"attention: {shorten(', '.join(names))}",
@@ -153,6 +185,8 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
+  """Attention's output, and the gradients of q, k and v for a given `dout`."""
+  # Inside of jit, where the mesh is known.
   spec = sharding.heads(*q_BLHK.shape[:2])
   attend = functools.partial(attend, segments_BL=segments_BL, spec=spec)
   out, backward = jax.vjp(attend, q_BLHK, k_BLGK, v_BLGE)
@@ -160,7 +194,17 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 
 def _report(program, experiment, target):
-  """Compiles a program, and reports what the compiler made of it."""
+  """Compiles a program, and reports what the compiler made of it.
+
+  Args:
+    program: the program.
+    experiment: the experiment, on the devices of the target.
+    target: the devices.
+
+  Returns:
+    An item of "programs" in the report, as JSON. If it does not compile, it has
+    `reason`, and `fits` is False if that is memory, otherwise None.
+  """
   name = program.name
   # Kernels ask for the device when they are lowered and, since each device runs
   # a kernel on its own part, once more when the program is divided.
@@ -177,16 +221,19 @@ def _report(program, experiment, target):
     began = _tell(target, f"{name}: tracing")
     try:
       traced = program.function.trace(*program.arguments)
+      # Without this, it would be lowered for the CPU of this process.
       lowered = traced.lower(lowering_platforms=(target.compiler,))
       lowered_at = _tell(target, f"{name}: compiling")
       report["trace_seconds"] = round(lowered_at - began, 1)
       compiled = lowered.compile()
     except RuntimeError as error:  # of JAX, or of cuDNN if it is missing
+      # Compilers for TPUs say so if memory is exceeded.
       fits = False if "hbm" in str(error).lower() else None
       reason = _first_line(error)
       return report | dict(compiles=False, fits=fits, reason=reason)
 
   ended = _tell(target, f"{name}: reading the program")
+
   memory = compiled.memory_analysis()
   profile = hlo.profile(compiled.as_text())
   peak = memory.peak_memory_in_bytes
@@ -220,9 +267,11 @@ def _tell(target, doing):
 
 def _first_line(error: Exception) -> str:
   """The first line of an error; of one that quotes a traceback, its error."""
+  # A quoted traceback ends with the error that matters.
   first, _, rest = str(error).strip().partition("\n")
   if "Traceback" not in first:
     return first
+
   errors = re.findall(r"^\w+(?:Error|Exception): .*", rest, re.MULTILINE)
   return " ".join([first.partition("Traceback")[0].strip(), *errors[-1:]])
 

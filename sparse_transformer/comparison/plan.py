@@ -100,8 +100,8 @@ class Comparison:
   def tuning(self) -> list["Trial"]:
     """The runs of tuning: each choice with each candidate, and their own seed.
 
-    No run that is compared has this seed, so that candidates are not chosen by the
-    losses that are reported.
+    No run that is compared has this seed, so that candidates are not chosen by
+    the losses that are reported.
     """
     candidates = self.tune.values if self.tune else ()
     return [Trial(self, x, y) for y in candidates for x in self.choices]
@@ -196,13 +196,13 @@ class Trial:
       values[self.plan.tune.field] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
 
-    # If a clock ends the run, the number of steps must only be out of its
-    # reach.
+    # If a clock ends the run, the number of
+    # steps must only be out of its reach.
     kind, amount = self.budget
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
 
-    # Warmup of the whole budget would compare runs that never reach their peak
-    # learning rate.
+    # Warmup of the whole budget would compare runs
+    # that never reach their peak learning rate.
     warmup = config.optimizer.warmup_steps
     if "optimizer.warmup_steps" not in values:
       warmup = min(warmup, steps // 10)
@@ -248,7 +248,7 @@ def parse_axis(text: str, flag: str) -> Axis:
   choices = [value.strip() for value in re.split(separator, values)]
 
   # Equal values would share a folder, and empty ones are mostly slips.
-  are_different = all(choices) and len({*choices}) == len(choices)
+  are_different = all(choices) and len(set(choices)) == len(choices)
   if not are_different or len(choices) > MAX_VALUES:
     raise ValueError(
       f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"

@@ -63,7 +63,7 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
 
   best = {}
   for choice, row in table.items():
-    finite = [(x, c) for c, x in row.items() if x is not None]
+    finite = [(bits, x) for x, bits in row.items() if bits is not None]
     if not finite:
       raise ValueError(
         f"--tune: with {choice}, training diverged with every value of --tune;"
@@ -94,8 +94,8 @@ def make_record(
   for choice in choices[1:]:
     rows.append(_row(choice, first))
 
-  # The test split plays no part in the order: it is scored for the best row
-  # only.
+  # The test split plays no part in the order:
+  # it is scored for the best row only.
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(
     about=dict(provenance),
@@ -145,7 +145,7 @@ def _row(runs, first=()):
   if first:
     minus = [run["validation"]["bits_per_dim"] for run in first]
     row["gap"] = mean(bits, minus)
-  for name in "keys", "steps", *TIMES:
+  for name in ["keys", "steps"] + list(TIMES):
     row[name] = statistics.fmean(run[name] for run in runs)
   # Runs of one choice may differ here, and the largest one must fit.
   for name in "peak_bytes", "parameters":
@@ -238,7 +238,7 @@ def over_seeds(runs: Sequence[Run], axis: str) -> Band:
     points.update(x for x in curve[axis] if first <= x <= last)
 
   x = np.array(sorted(points), float)
-  bits = [np.interp(x, y[axis], y["bits_per_dim"]) for y in curves]
+  bits = [np.interp(x, curve[axis], curve["bits_per_dim"]) for curve in curves]
   return Band(
     x=x,
     mean=np.mean(bits, axis=0),
@@ -253,9 +253,11 @@ def ranking(record: Record) -> Table:
   Columns without any value are left out, such as accuracy.
   """
   cells = [_cells(row, record["about"]) for row in record["rows"]]
-  columns = {x: tuple(row[x] for row in cells) for x in cells[0]}
-  known = [(x, *column) for x, column in columns.items() if {*column} != {"-"}]
-  return [*zip(*known, strict=True)]
+  titles = [x for x in cells[0] if any(row[x] != "-" for row in cells)]
+  table = [tuple(titles)]
+  for row in cells:
+    table.append(tuple(row[x] for x in titles))
+  return table
 
 
 def _cells(row, provenance):

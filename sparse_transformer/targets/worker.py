@@ -73,7 +73,7 @@ def _answer(request):
   mesh.check_batch(config, experiment.mesh.shape)
   requests = costs.attention_requests(config, experiment.model, target.compiler)
   if request["part"] == "attention":
-    programs = [*_attention(experiment, requests, **request["options"])]
+    programs = list(_attention(experiment, requests, **request["options"]))
   else:
     programs = [
       Program(

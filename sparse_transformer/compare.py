@@ -39,8 +39,8 @@ def main(argv: Sequence[str]) -> None:
   parts = jobs.divide_machine(flags.FLAGS.jobs, budgets)
   preflight.begin(plan, len(parts))
 
-  # Candidates are chosen on the validation
-  # split, with a seed that is not compared.
+  # Candidates are chosen on the validation split, with a seed that
+  # is not compared.
   tuning = None
   if plan.tune:
     trials.run_all(plan.tuning, parts)

@@ -21,9 +21,9 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 OUTPUT = "output.txt"
 # How often running commands are looked at; short beside any run.
 POLL_SECONDS = 0.05
-# A program that sets its cores, and then becomes a
-# command. A `preexec_fn` could set them too, but may
-# deadlock in a process with threads, which JAX starts.
+# A program that sets its cores, and then becomes a command. A
+# `preexec_fn` could set them too, but may deadlock in a process with
+# threads, which JAX starts.
 CHILD = f"""{END_WITH_PARENT}
 parent, cores, *command = sys.argv[1:]
 if cores and sys.platform == "linux":
@@ -157,8 +157,8 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
       for process in [x for x in running if x.poll() is not None]:
         job, part = running.pop(process)
         free.append(part)
-        # A run of tuning that diverges has
-        # another status than 0, but is a result.
+        # A run of tuning that diverges has another status than 0, but
+        # is a result.
         if process.returncode and job.is_failure():
           failures.append(_reason(job, process.returncode, writes))
 
@@ -202,8 +202,8 @@ def _start(job, part, writes):
     output = None
     if writes:
       job.workdir.mkdir(parents=True, exist_ok=True)
-      # The child has its own descriptor, so
-      # this process closes the file at once.
+      # The child has its own descriptor, so this process closes the
+      # file at once.
       output = stack.enter_context(atomic.appending(job.workdir / OUTPUT))
     # In a process group of its own, it gets no Ctrl-C from the terminal.
     return subprocess.Popen(

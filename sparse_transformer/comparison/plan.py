@@ -196,13 +196,13 @@ class Trial:
       values[self.plan.tune.field] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
 
-    # If a clock ends the run, the number of
-    # steps must only be out of its reach.
+    # If a clock ends the run, the number of steps must only be out
+    # of its reach.
     kind, amount = self.budget
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
 
-    # Warmup of the whole budget would compare runs
-    # that never reach their peak learning rate.
+    # Warmup of the whole budget would compare runs that never reach their
+    # peak learning rate.
     warmup = config.optimizer.warmup_steps
     if "optimizer.warmup_steps" not in values:
       warmup = min(warmup, steps // 10)

@@ -32,8 +32,8 @@ def begin(plan: Comparison, number: int = 1) -> None:
   if path.exists():
     old = atomic.read_json(path, dict)
     if old != identity:
-      # Data may change between two calls, and
-      # old runs must not be compared to new.
+      # Data may change between two calls, and old runs must not be
+      # compared to new.
       is_same_plan = old | dict(data=digests) == identity
       what = "other data" if is_same_plan else "another comparison"
       raise ValueError(f"{path} is of {what}; use another --workdir")
@@ -111,8 +111,8 @@ def _check_run(experiment):
 
   config = experiment.config
   if config.train.init_from:  # its weights are loaded, on a CPU
-    # One device holds the weights, whatever
-    # the mesh of the run divides them over.
+    # One device holds the weights, whatever the mesh of the run
+    # divides them over.
     alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
     cpu = jax.devices("cpu")[0]
     warm_start.first_state(Experiment(alone, (cpu,), experiment.source))
@@ -142,7 +142,7 @@ def _distinct(plan: Comparison) -> Iterable[Trial]:
       candidate=candidate,
       seed=seed,
     )
-  # Another budget may be too few steps for
-  # an optimizer.warmup_steps that varies.
+  # Another budget may be too few steps for an
+  # optimizer.warmup_steps that varies.
   if plan.tune_budget:
     yield from plan.tuning

@@ -94,8 +94,8 @@ def make_record(
   for choice in choices[1:]:
     rows.append(_row(choice, first))
 
-  # The test split plays no part in the order:
-  # it is scored for the best row only.
+  # The test split plays no part in the order: it is scored for the
+  # best row only.
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(
     about=dict(provenance),

@@ -121,8 +121,8 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
     result = _read_score(path, expected)
     if result:
       results.append(result)
-  # Without checkpoints, scores of several
-  # may be left; the lowest is the best's.
+  # Without checkpoints, scores of several may be left; the lowest
+  # is the best's.
   best_first = lambda result: (result["bits_per_dim"], result["step"])
   return min(results, key=best_first, default=None)
 

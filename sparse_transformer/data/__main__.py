@@ -11,11 +11,13 @@ from sparse_transformer.data import cifar10
 
 
 def main(argv: Sequence[str]) -> None:
+  """Prepares CIFAR-10, and prints where it is and how many records it has."""
   words = [*argv[1:]]
   if words != ["prepare", "cifar10"]:
     usage = f"usage: {cifar10.PREPARE} [--data_dir=DIR]"
     raise ValueError(f"cannot run {' '.join(words)!r}; {usage}")
 
+  # tensorflow-datasets is needed here only, and takes seconds to import.
   from sparse_transformer.data import download
 
   builder = download.prepare(flags.FLAGS.data_dir)

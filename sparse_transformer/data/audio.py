@@ -42,7 +42,9 @@ class Audio(codecs.Codec):
   symbols = "mu-law levels"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """See `Codec.decode`; raises ValueError if there are several channels."""
     rate, samples = _read_wav(data, path)
+    # Channels in turn would double the length of a sequence and halve its rate.
     if samples.ndim > 1:
       raise ValueError(
         f"{path} has {samples.shape[1]} channels; mix it down to one"
@@ -56,12 +58,18 @@ class Audio(codecs.Codec):
     if rate != self.rate:
       import scipy.signal
 
+      # Its filter removes the frequencies that the lower of both
+      # rates cannot hold.
       wave = scipy.signal.resample_poly(wave, self.rate, rate)
     return compress(wave)
 
   def save(
     self, stem: pathlib.Path, sequences: codecs.Rows
   ) -> list[pathlib.Path]:
+    """Writes each row as a WAV file of 16 bits: STEM_0.wav, STEM_1.wav, ...
+
+    Earlier files with such names are deleted.
+    """
     import scipy.io.wavfile
 
     for path in stem.parent.glob(f"{stem.name}_[0-9]*.wav"):
@@ -69,6 +77,7 @@ class Audio(codecs.Codec):
     paths = []
     for i, symbols in enumerate(sequences):
       path = stem.with_name(f"{stem.name}_{i}.wav")
+      # 32,767 is the largest int16, so that a level of 1 does not wrap around.
       wave = np.round(expand(symbols) * 32767).astype(np.int16)
       with atomic.writing(path) as new:
         scipy.io.wavfile.write(new, self.rate, wave)
@@ -79,6 +88,10 @@ class Audio(codecs.Codec):
 def compress(wave: np.ndarray) -> np.ndarray:
   """Converts samples to their mu-law levels.
 
+  Levels are dense where the wave is quiet, as hearing is: with μ = 255,
+  `sign(x) log(1 + μ|x|) / log(1 + μ)`, rounded to 8 bits (ITU-T G.711; van den
+  Oord et al. 2016, arXiv 1609.03499, section 2.2).
+
   Args:
     wave: samples, floats of any shape; they are clipped to [-1, 1].
 
@@ -86,6 +99,7 @@ def compress(wave: np.ndarray) -> np.ndarray:
     uint8 of the same shape; silence is 128.
   """
   wave = np.clip(wave, -1, 1)
+
   level = np.sign(wave) * np.log1p(MU * np.abs(wave)) / np.log1p(MU)
   return np.round((level + 1) / 2 * MU).astype(np.uint8)
 
@@ -111,6 +125,7 @@ def _read_wav(data, path):
     oddity, result = _check_chunks(data)
     if oddity:
       codecs.warn_of_file(path, oddity, result)
+
     # SciPy needs the size of the whole, which that check does not.
     if data.startswith(b"RIFF"):
       size = min(len(data), 2**32) - 8
@@ -127,6 +142,7 @@ def _check_chunks(data):
   Returns what is odd, and what becomes of it, or two empty texts; raises
   ValueError if sound is missing.
   """
+  # A RIFF file begins with 12 bytes: RIFF, its size, WAVE. Chunks follow.
   sounds = []
   long_size = None  # of the sound, in a file of over 4 GiB
   start = 12
@@ -142,10 +158,12 @@ def _check_chunks(data):
       sounds.append(size)
       if is_stream and size > left:
         return "the header of a stream", "all that follows is read"
+
     if size > left:
       raise ValueError(f"its chunk {name!r} has {left:,} of {size:,} bytes")
     start += size + size % 2  # padded to whole words
 
+  # Some programs write 0 for the size of sound that they do not know yet.
   rest = len(data) - start
   if rest > 0 and not any(sounds):
     raise ValueError(f"its header does not count its last {rest:,} bytes")
@@ -157,10 +175,16 @@ def _check_chunks(data):
 
 
 def _to_wave(samples, path):
-  """Converts samples of any dtype to numbers in [-1, 1]."""
+  """Converts samples of any dtype to numbers in [-1, 1].
+
+  WAV files have unsigned samples of 8 bits, and signed ones of more. Floats are
+  kept, and may be slightly louder. Raises ValueError if they are not finite, or
+  have another scale.
+  """
   if samples.dtype == np.uint8:
     return samples / 128 - 1
   if samples.dtype.kind == "i":
+    # The least value becomes -1, and the largest is a little below 1.
     return samples / -float(np.iinfo(samples.dtype).min)
 
   bad = np.flatnonzero(~np.isfinite(samples))

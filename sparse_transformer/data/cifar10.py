@@ -48,6 +48,7 @@ def cifar10_distaug(config: ConfigDict) -> Images:
 
 
 def _in_color(config, seed):
+  """Images of CIFAR-10, of which `seed` chooses those for validation."""
   return Images(
     shape=(32, 32, 3),
     vocab_size=256,
@@ -81,6 +82,7 @@ def gray(image: np.ndarray) -> np.ndarray:
   Returns:
     uint8 [rows * columns], row by row.
   """
+  # The weights are those of `tf.image.rgb_to_grayscale`.
   return np.rint(image.reshape(-1, 3) @ np.array(LUMA)).astype(np.uint8)
 
 
@@ -91,22 +93,32 @@ def root(data_dir: str) -> pathlib.Path:
 
 
 def _paths(config):
+  """The files of the copy that is read, for its checksum."""
   return sorted(newest(config.path).glob("*.array_record-*"))
 
 
 def _load(config, example, seed=0):
-  """A function that returns `example` of the records of each split."""
+  """A function that returns `example` of the records of each split.
+
+  Args:
+    config: the `data` group of a config.
+    example: maps a record, with "image" and "label", to what is kept of it.
+    seed: of the images for validation; unless 0, numbers are those of images in
+      the original files, as in the released code.
+  """
 
   @functools.cache
   def load():
     from tensorflow_datasets.core.hashing import Hasher
 
     folder = newest(config.path)
+
     train = _read(folder, "train", example)
     test = _read(folder, "test", example)
     order = np.random.RandomState(seed).permutation(len(train))
     if seed:  # builders order records by the hash of the image's number
       hashes = [*map(Hasher("train").hash_key, range(len(train)))]
+      # argsort of argsort is the rank: where a record of that number is stored.
       order = np.argsort(np.argsort(hashes))[order]
     validation, rest = map(np.sort, np.split(order, [HELD_OUT]))
     return {
@@ -142,6 +154,7 @@ def newest(data_dir: str) -> pathlib.Path:
     if versions:
       return place / max(versions, key=Version)
 
+  # The command is quoted for a shell, since folders may have spaces.
   command = f"{PREPARE} {shlex.quote(f'--data_dir={folder}')}"
   raise FileNotFoundError(
     f"{folder} has no cifar10 in the array_record format; run `{command}`, or"
@@ -156,6 +169,7 @@ def _read(folder, split, example):
 
   with files.blame(folder):
     builder = tfds.builder_from_directory(folder, file_format="array_record")
+    # The stock builder stores PNG files, and ours pixels.
     is_encoded = isinstance(builder.info.features["image"], tfds.features.Image)
     skip = tfds.decode.SkipDecoding()  # theirs needs OpenCV
     decoders = {"image": skip} if is_encoded else None

@@ -45,21 +45,32 @@ class Codec:
     raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
-    """The symbols of a file of data, see `decode`; of an archive, in parts."""
+    """The symbols of a file of data; of an archive, one array for each file.
+
+    Raises ValueError if the file is damaged, or of another kind.
+    """
     return [self.decode(data, path) for data in files.parts(path)]
 
   def encode(self, sequences: Rows) -> bytes:
-    """The contents of a file of rows of symbols."""
+    """The contents of a file with rows of symbols."""
     raise NotImplementedError
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
     """Writes rows of symbols to files whose names begin with `stem`'s."""
+    # Replaced as a whole: a stopped command leaves the samples of the last one.
     path = stem.with_suffix(self.suffix)
     atomic.write_bytes(path, self.encode(sequences))
     return [path]
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
-    """The bytes that tokens stand for; None if unknown, or no tokens."""
+    """The bytes that tokens stand for, by which tokenizers can be compared.
+
+    Args:
+      symbols: [n].
+
+    Returns:
+      None if it is unknown, or if symbols are no tokens.
+    """
     return None
 
 
@@ -76,7 +87,11 @@ def warn_of_file(path: pathlib.Path, oddity: str, result: str) -> None:
 
 
 def letter_table(letters: str) -> bytes:
-  """Translates letters to their indices, for `bytes.translate`."""
+  """Translates letters to their indices, for `bytes.translate`.
+
+  >>> list(b"cab".translate(letter_table("abc")))
+  [2, 0, 1]
+  """
   return bytes.maketrans(letters.encode(), bytes(range(len(letters))))
 
 
@@ -91,6 +106,7 @@ def check_letters(
     path: the file.
     known: what the error calls the letters.
   """
+  # Deleting what is known is much faster than searching for the rest.
   unknown = text.translate(None, letters.encode())
   if unknown:
     raise ValueError(

@@ -57,12 +57,14 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
         name = member.name.rpartition("/")[2]
         file = tar.extractfile(member)
         if file and name in names:
+          # Records are hashed by these numbers into the stock builder's order.
           first = names.index(name) * self.IMAGES_PER_FILE
           yield from _records(file.read(), first)
 
 
 def _records(data, first):
   """(number, record) for the images of a file: a label, and three planes."""
+  # 3,073 = 1 label + 3 * 32 * 32 levels.
   rows = np.frombuffer(data, np.uint8).reshape(-1, 3073)
   for number, row in enumerate(rows, start=first):
     planes = row[1:].reshape(3, 32, 32)
@@ -73,14 +75,22 @@ def _records(data, first):
 def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
   """Writes CIFAR-10 into the folder of all data sets, unless it is there.
 
-  Raises ConnectionError if the archive cannot be downloaded, and ValueError if
-  it, or what is there, is damaged.
+  Args:
+    data_dir: that folder; "" is the default of tensorflow-datasets.
+
+  Returns:
+    The builder, whose `data_path` has the records.
+
+  Raises:
+    ConnectionError: the archive cannot be downloaded.
+    ValueError: it, or what is there, is damaged.
   """
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   root = cifar10.root(data_dir)
   with files.blame(root / Cifar10Bytes.name):  # which an earlier one has left
     builder = Cifar10Bytes(data_dir=root, file_format="array_record")
+
   if not builder.data_path.exists():
     archive = root / "downloads" / "manual" / ARCHIVE.filename
     archive.parent.mkdir(parents=True, exist_ok=True)
@@ -95,9 +105,12 @@ def _download(path: pathlib.Path) -> None:
   """Puts the archive where tensorflow-datasets looks for it."""
   print(f"downloads {ARCHIVE.size:,} bytes from {URL}", file=sys.stderr)
   try:
+    # A connection that says nothing for 8 seconds is given up.
     with urllib.request.urlopen(URL, timeout=8) as answer:
       with atomic.writing(path) as new, new.open("wb") as file:
         shutil.copyfileobj(answer, file)
+
+        # A connection that breaks may look like the end of the file.
         size = file.tell()
         if size != ARCHIVE.size:
           raise EOFError(f"the answer has {size:,} bytes")

@@ -58,6 +58,8 @@ class Fasta(codecs.Codec):
     return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """See `Codec.decode`; letters are converted in place, in blocks."""
+    # Editors on Windows begin a file with this mark of UTF-8.
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not IS_FASTA.match(data):
       other = files.kind(data) or ("other text" if data else "empty")
@@ -74,9 +76,13 @@ class Fasta(codecs.Codec):
       path=path,
       known=f"{BASES} and the ambiguous {ambiguous}",
     )
+
+    # A view of `text`: letters are replaced in place, without a copy
+    # of a genome.
     symbols = np.frombuffer(text, np.uint8)
     blocks = np.array_split(symbols, 1 + len(symbols) // BLOCK)
     _draw_ambiguous(text, blocks, path)
+
     table = codecs.letter_table(BASES + END)
     for block in blocks:
       block[:] = np.frombuffer(block.tobytes().translate(table), np.uint8)
@@ -86,6 +92,7 @@ class Fasta(codecs.Codec):
     """The letters of all records; with documents, END after each."""
     end = b"" if self.separator is None else END.encode()
     mark = lambda line: end if line[0].startswith(b">") else b""
+    # Headers become END, and comments nothing, before line breaks are dropped.
     lines = NO_BASES.sub(mark, data.translate(UPPERCASE, b" \t\v\f"))
     text = bytearray(lines.translate(None, b"\r\n"))
     # Headers come before records, and the separator after them.
@@ -94,6 +101,7 @@ class Fasta(codecs.Codec):
     return text
 
   def encode(self, sequences: codecs.Rows) -> bytes:
+    """The rows as records of 70 bases a line; a separator begins a new one."""
     lines = []
     for i, symbols in enumerate(sequences):
       bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
@@ -107,6 +115,8 @@ class Fasta(codecs.Codec):
 
 def _draw_ambiguous(text, blocks, path):
   """Replaces ambiguous letters in the blocks of a text by bases."""
+  # Letters in the order of AMBIGUOUS, and blocks in theirs: the same draws for
+  # the same file, whatever else is read.
   rng = np.random.RandomState(0)
   drawn = []
   for letter, bases in AMBIGUOUS.items():

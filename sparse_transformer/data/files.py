@@ -34,6 +34,8 @@ KINDS = re.compile(
   rb"(?s)(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)|(?P<Parquet>PAR1)"
   rb"|(?P<gzip>\x1f\x8b)|(?P<zip>PK\x03\x04)|(?P<UTF16>\xff\xfe|\xfe\xff)"
 )
+# Ends of the names that backups, downloads and other systems leave beside data,
+# and a table that `tokens.Tokens` reads.
 NO_DATA = ("~", ".bak", ".part", "__MACOSX", "Thumbs.db", "token_bytes.npy")
 # The splits, by the names that files and folders give them.
 SPLIT_OF = {
@@ -46,6 +48,7 @@ SPLIT_OF = {
   "dev": "validation",
 }
 NAME = f"(?i:({'|'.join(SPLIT_OF)}))"
+# A split's name as a word of its own: "my-train.txt", but not "constrain.txt".
 WORD = re.compile(rf"(?<![a-zA-Z0-9]){NAME}(?![a-zA-Z])")
 # The topics that `warn` has shown.
 WARNED: set[str] = set()
@@ -77,9 +80,12 @@ def blame(culprit: pathlib.Path | str) -> Iterator[None]:
   try:
     yield
   except Exception as error:
+    # Errors of the system, such as of a full disk, say by themselves
+    # what is wrong.
     code = getattr(error, "errno", None)
     if code not in (None, errno.EINVAL) or isinstance(error, MemoryError):
       raise
+
     reason = " ".join(str(error).split()) or type(error).__name__
     call = "its header has a call, such as np.int64(9): write a plain number"
     reason = re.sub("malformed node or string.*", call, reason)  # of a .npy
@@ -109,6 +115,7 @@ def check_path(path: str) -> pathlib.Path:
 
 def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
   """Warns if the files that a place joins have names of several splits."""
+  # Names of one split are fine: shards of a train split are cut by fractions.
   example_of = {}
   for name in names:
     for word in WORD.findall(name):
@@ -121,7 +128,7 @@ def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
 
 
 def is_hidden(name: str) -> bool:
-  """Whether the name of a file or folder is not of data: .git, ._a.txt."""
+  """Whether the name of a file or folder is not of data: .git, a.txt~."""
   return name.startswith(".") or name.endswith(NO_DATA)
 
 
@@ -132,6 +139,7 @@ def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
   """
   suffix = path.suffix.lower()
   if suffix in (*DECOMPRESS, ".zip"):
+    # With a.txt and a.txt.gz in a folder, each text would count twice.
     inner = path.with_suffix("")
     return not inner.exists() and has_suffix(inner, *suffixes)
   return "" in suffixes or suffix in suffixes
@@ -149,6 +157,7 @@ def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
   """
   if not path.is_dir():
     return [path]
+  # The order in which a system lists files differs between machines.
   paths = sorted(x for x in below(path) if has_suffix(x, *suffixes))
   if not paths:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
@@ -166,11 +175,13 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
   visited = set()
   for parent, folders, names in os.walk(folder, True, fail, followlinks=True):
+    # A link to a folder above would never end.
     real = os.path.realpath(parent)
     if real in visited:
       folders.clear()
       continue
     visited.add(real)
+    # os.walk descends into what is left in this list.
     folders[:] = sorted(x for x in folders if not is_hidden(x))
     for name in names:
       if not is_hidden(name):
@@ -196,8 +207,11 @@ def map_array(path: pathlib.Path) -> np.ndarray:
   size = atomic.size(path)
   with blame(path):
     if path.suffix.lower() != ".npy":
+      # The format of nanoGPT: nothing but tokens, little-endian
+      # on every machine.
       return np.memmap(path, "<u2", mode="r").view(Mapped)
     array = np.lib.format.open_memmap(path, mode="r")
+    # np.save may append to an open file, and NumPy reads the first array only.
     if rest := size - array.offset - array.nbytes:
       raise ValueError(
         f"{rest:,} bytes follow its array; save one array in a file"
@@ -235,6 +249,7 @@ def parts(path: pathlib.Path) -> list[bytes]:
 
 def _read_zip(path, archive):
   """The files in an archive, without hidden ones, in the order of names."""
+  # The order in an archive is that of its making.
   names: list[str] = []
   for name in sorted(archive.namelist()):
     if any(map(is_hidden, name.split("/"))):
@@ -251,6 +266,7 @@ def _members(decompressor, data):
   """The contents of all members of a bz2 or xz file, joined."""
   contents = []
   while data:
+    # A file may consist of several members, as `cat a.xz b.xz` makes them.
     member = decompressor()
     contents.append(member.decompress(data))
     if not member.eof:
@@ -269,10 +285,12 @@ def kind(data: bytes) -> str:
 
 
 def crc32(*paths: pathlib.Path) -> int:
-  """CRC-32 of the concatenated contents of files."""
+  """CRC-32 of the concatenated contents of files, as they are on the disk."""
   crc = 0
   for path in paths:
     with path.open("rb") as file:
+      # CRC-32 of parts in turn is that of the whole, which may
+      # exceed the memory.
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)
   return crc

@@ -26,6 +26,7 @@ def repeat(config: ConfigDict) -> Images:
 
   def generate(random, number):
     drawn = random.randint(symbols, size=(number, n), dtype=np.uint8)
+    # `noise` draws a symbol anew, which may be the same one by chance.
     is_copy = random.rand(number, n) >= config.noise
     is_copy[:, :period] = False
     copied = drawn[:, np.arange(n) % period]
@@ -37,6 +38,7 @@ def repeat(config: ConfigDict) -> Images:
   entropy = -same * math.log2(same)
   if other:
     entropy -= (symbols - 1) * other * math.log2(other)
+  # The block costs log2(symbols) each; a symbol of a copy, the entropy.
   bits = period * math.log2(symbols) + (n - period) * entropy
   return _source(config, symbols, bits, generate)
 
@@ -59,7 +61,9 @@ def recall(config: ConfigDict) -> Images:
     values = random.randint(pairs, size=(number, pairs))  # by key
     told = sequences[:, :size]
     asked = sequences[:, n - size :]
+
     for part in told, asked:
+      # Sorting random numbers gives a random permutation in each row.
       order = random.rand(number, pairs)
       keys = order.argsort(axis=1)
       answers = np.take_along_axis(values, keys, axis=1)
@@ -67,13 +71,22 @@ def recall(config: ConfigDict) -> Images:
       part[:, 1::2] = 1 + pairs + answers
     return sequences
 
+  # Both orders of keys and all values are random: log2(pairs!) bits for each
+  # order, log2(pairs) for each value. Answers cost nothing.
   bits_of_order = math.lgamma(pairs + 1) / math.log(2)
   bits = 2 * bits_of_order + pairs * math.log2(pairs)
   return _source(config, 1 + 2 * pairs, bits, generate)
 
 
 def _source(config, vocab_size, bits, generate):
-  """A source of gray images; the best predictor loses `bits` on each."""
+  """A source of gray images of generated symbols.
+
+  Args:
+    config: the `data` group of a config.
+    vocab_size: the number of symbols.
+    bits: what the best predictor loses on a sequence.
+    generate: maps a random state and a number to uint8 [number, length].
+  """
   n = config.length
   columns = config.columns
   if n % columns:
@@ -87,6 +100,7 @@ def _source(config, vocab_size, bits, generate):
   @functools.cache
   def load():
     splits = {}
+    # A seed per split: validation must not repeat training.
     for seed, (split, size) in enumerate(SIZES.items()):
       sequences = generate(np.random.RandomState(seed), max(1, size // n))
       splits[split] = sequences.reshape(-1, *shape)

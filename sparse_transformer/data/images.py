@@ -60,6 +60,7 @@ def imagenet64(config: ConfigDict) -> Images:
   @functools.cache
   def load():
     files.check_path(config.path)
+    # Mapped, since the training images take 16 GB.
     train, test = map(_open_array, paths)
     if {train.shape[1:], test.shape[1:]} != {(64, 64, 3)}:
       raise ValueError(
@@ -88,6 +89,7 @@ def any_images(config: ConfigDict) -> Images:
       f"{path} must be a folder of PNG or JPEG files, or a .npy file, to which"
       " np.save writes an array of another kind of file"
     )
+
   if path.is_file() or _has_arrays(path):
     groups = splits.listed(path, ".npy", by=config.splits)
     return _of_arrays(groups, config.fractions)
@@ -97,7 +99,10 @@ def any_images(config: ConfigDict) -> Images:
 
 
 def _has_arrays(folder):
-  """Whether the images of a folder are in .npy files."""
+  """Whether the images of a folder are in .npy files.
+
+  They are if an array is named after a split, or if there is no picture.
+  """
   if any(splits.FILE.fullmatch(x.name) for x in folder.glob("*.npy")):
     return True
   has = lambda *x: any(files.has_suffix(y, *x) for y in files.below(folder))
@@ -110,8 +115,16 @@ def _distinct(groups):
 
 
 def _of_arrays(groups, fractions):
-  """The images of .npy files, by the splits that their names tell."""
+  """The images of .npy files.
+
+  Args:
+    groups: the files of each split that names tell, see `splits.listed`.
+    fractions: those of the three splits, for what names do not tell.
+
+  Raises ValueError if a file does not hold images, or sizes differ.
+  """
   arrays = {path: _open_array(path) for path in _distinct(groups)}
+
   shape, *different = {array.shape[1:] for array in arrays.values()}
   if different:
     names = ", ".join(map(str, arrays))
@@ -123,6 +136,7 @@ def _of_arrays(groups, fractions):
     # One array stays mapped.
     images[split] = of_split[0] if len(paths) == 1 else np.concatenate(of_split)
 
+  # `frames` tells how to divide images, so `parts` is made after the source.
   source = Images(
     shape=shape,
     vocab_size=256,
@@ -134,10 +148,19 @@ def _of_arrays(groups, fractions):
 
 
 def _of_pictures(groups, fractions):
-  """The images of PNG and JPEG files, by the splits that folders tell."""
+  """The images of PNG and JPEG files.
+
+  Only the first is opened at once; `load` checks the others, which may take
+  minutes.
+
+  Args:
+    groups: the files of each split that folders tell, see `splits.listed`.
+    fractions: those of the three splits, for what folders do not tell.
+  """
   paths = _distinct(groups)
   shape = _geometry(paths[0])
   parts = _divide(groups, fractions)
+  # Gray pictures among colored ones are converted.
   mode = "L" if shape[2] == 1 else "RGB"
 
   @functools.cache
@@ -167,12 +190,14 @@ def _divide(groups, fractions, frames=1):
   images = groups[whole]
   order = _order(len(images))
   if frames > 1:
+    # Sorted again, the permutation is 0, 1, ...: the order of time.
     order.sort()
     files.warn(
       f"clips of {frames} frames are split in their order, as of time; for"
       " other splits, name files train.npy, val.npy and test.npy"
     )
 
+  # Numbers are divided in place of images, which need not be in memory.
   parts = splits.divide({**groups, whole: order}, fractions, "images")
   for split, numbers in parts.items():
     if split == whole or split not in groups:
@@ -228,6 +253,8 @@ def _mode(image):
   mode = image.mode
   if "transparency" in image.info:
     mode += "A"
+  # Pillow opens RGB of 16 bits as 8, and only this argument of
+  # its decoder tells.
   tiles = [tile[3] for tile in getattr(image, "tile", ())]
   if mode == "RGB" and ";16" in str(tiles):
     mode += ";16"

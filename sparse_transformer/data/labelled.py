@@ -20,9 +20,11 @@ def labelled(config: ConfigDict) -> Sequences:
   """
   length = config.length
   path = files.check_path(config.path)
+  # A file may be named train.txt in a class: only folders tell splits.
   groups = listed(path, "", by_file=False, by=config.splits)
   depth = 0 if "" in groups else 1
   by_class = {k: _by_class(path, depth, x) for k, x in groups.items()}
+
   beside = {x for group in by_class.values() for x in group.pop("", ())}
   classes = _check_classes(path, by_class)
   warn_unread(path, beside, ", in no folder of a class")
@@ -39,6 +41,8 @@ def labelled(config: ConfigDict) -> Sequences:
     examples: dict[str, list] = {split: [] for split in SPLITS}
     for label, name in enumerate(classes):
       noun = f"files in {path / name}"
+      # Classes are divided one by one, so that all splits have
+      # them in proportion.
       of_class = {split: group[name] for split, group in by_class.items()}
       parts = divide(of_class, config.fractions, noun)
       for split, paths in parts.items():
@@ -68,7 +72,7 @@ def _by_class(root, depth, paths):
 
 
 def _check_classes(path, by_class):
-  """The classes, which are the same in all splits; or a ValueError."""
+  """The names of the classes; ValueError if those of splits differ."""
   classes, *different = {tuple(group) for group in by_class.values()}
   if len(classes) >= 2 and not different and "".join(classes).isprintable():
     return classes
@@ -81,6 +85,10 @@ def _check_classes(path, by_class):
 
 
 def _shuffled(examples):
-  """Validation during training may cover the first examples only."""
+  """The examples in a fixed random order.
+
+  Files are sorted by class, and validation during training may cover the first
+  examples only.
+  """
   order = np.random.RandomState(0).permutation(len(examples))
   return [examples[i] for i in order]

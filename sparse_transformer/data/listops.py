@@ -42,9 +42,16 @@ DRAWS = 20_000
 
 @register("listops", reads_path=False)
 def listops(config: ConfigDict) -> Sequences:
-  """Expressions of `data.length / 4` to `data.length` symbols."""
+  """Expressions of `data.length / 4` to `data.length` symbols.
+
+  For example [MAX 2 9 [MIN 4 7 ] 0 ], with the label 9. Splits have
+  `data.sizes` examples.
+
+  Raises ValueError if expressions of such lengths are too rare.
+  """
   n = config.length
   find = functools.partial(example, n // 4, n)
+  # Fails at once if data.length is so odd that expressions are hardly found.
   find("train", 0, draws=DRAWS)
   splits = {
     split: Lazy(size, functools.partial(find, split))
@@ -63,6 +70,7 @@ def listops(config: ConfigDict) -> Sequences:
 class _Expressions(Sequences):
   def digest(self) -> Digest:
     """The digest of the first examples: reading all would take minutes."""
+    # Examples are functions of their index, and the sizes are in the digest.
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
     sizes = self.sizes()
     crc = zlib.crc32(first)
@@ -72,10 +80,18 @@ class _Expressions(Sequences):
 def example(
   least: int, most: int, split: str, index: int, draws: int = 100 * DRAWS
 ) -> tuple[np.ndarray, int]:
-  """An expression and its value, a function of the arguments alone.
+  """A random expression and its value, a function of the arguments alone.
+
+  Args:
+    least: the fewest symbols.
+    most: the most symbols.
+    split: distinguishes examples with the same index.
+    index: of the example.
+    draws: how many expressions are tried at most.
 
   Returns:
-    Indices into `SYMBOLS`, uint8 [from `least` to `most`]; the value.
+    Indices into `SYMBOLS`, uint8 [from `least` to `most`]; the value, from 0 to
+    9.
 
   Raises:
     ValueError: none of `draws` random expressions has such a length.
@@ -95,7 +111,14 @@ def example(
 
 
 def _append(symbols, most, draw, depth):
-  """Appends a random expression to the symbols, and returns its value."""
+  """Appends a random expression to the symbols, and returns its value.
+
+  Args:
+    symbols: indices into `SYMBOLS`, to which others are appended.
+    most: beyond so many symbols, it stops early; the value is then wrong.
+    draw: returns a random number in [0, 1).
+    depth: of the expression in the tree, from 1.
+  """
   if len(symbols) > most:
     return 0  # all is drawn again
   if depth == DEPTH or draw() >= NESTED:
@@ -105,6 +128,7 @@ def _append(symbols, most, draw, depth):
 
   name = [*OPERATORS][int(len(OPERATORS) * draw())]
   symbols.append(SYMBOLS.index(name))
+  # From 2 to MOST arguments, each as likely.
   count = 2 + int((MOST - 1) * draw())
   values = [_append(symbols, most, draw, depth + 1) for _ in range(count)]
   symbols.append(SYMBOLS.index("]"))

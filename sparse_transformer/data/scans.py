@@ -37,21 +37,27 @@ class ImageScans(sources.Scans):
 
   def __post_init__(self) -> None:
     places = np.arange(math.prod(self.shape), dtype=np.int32)
+    # An image whose levels are its own places: turning it turns the table.
     image = places.reshape(self.shape)
     tables = {name: _table(name, image) for name in self.names}
+    # The class is frozen, but its tables follow from its fields.
     object.__setattr__(self, "tables", tables)
 
   def draw(self, *seed: int) -> tuple[int, ...]:
+    """See `Scans.draw`."""
     # NumPy guarantees the same words in all versions.
     words = np.random.SeedSequence(seed).generate_state(len(self))
+    # Words have 32 bits, so that the remainder favors no label noticeably.
     return tuple(words % [len(table) for table in self.tables.values()])
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
+    """See `Scans.labels`."""
     allowed = {name: len(table) for name, table in self.tables.items()}
     known = "".join(f"{k}=0 to {x - 1}, " for k, x in allowed.items())
     labels = dict.fromkeys(self.names, 0)
     for word in words:
       name, _, label = word.rpartition("=")
+      # Taken out, so that a second label of the same kind is unknown.
       numbers = range(allowed.pop(name, 0))
       if label not in map(str, numbers):
         raise ValueError(
@@ -61,7 +67,15 @@ class ImageScans(sources.Scans):
     return tuple(labels.values())
 
   def places(self, labels_BK: Any, xp: Any = np) -> Any:
-    """The places of positions in the image, [B, n], by NumPy or jax.numpy."""
+    """The places of positions in the image.
+
+    Args:
+      labels_BK: one label of each of the K kinds.
+      xp: the module to compute with, NumPy or jax.numpy.
+
+    Returns:
+      int32 [B, n]: position i of a row has the symbol of that place.
+    """
     chosen = []
     for k, table in enumerate(self.tables.values()):
       labels_B = labels_BK[:, k]
@@ -71,12 +85,15 @@ class ImageScans(sources.Scans):
     return functools.reduce(compose, chosen)
 
   def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """See `Scans.arrange`; labels follow the symbols."""
     (places_L,) = self.places(np.array([labels]))
     symbols_L = example_L[places_L]
     return np.append(symbols_L, np.array(labels, symbols_L.dtype))
 
   def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
+    """See `Scans.restore`."""
     (places_L,) = self.places(np.array([labels]))
+    # argsort inverts a permutation.
     return rows_BL[:, places_L.argsort()]
 
 
@@ -101,15 +118,17 @@ def _table(name, image):
 
 
 def _rotations(image):
+  """An image turned clockwise by 0, 90, 180 and 270 degrees."""
   return [np.rot90(image, turns, (1, 0)) for turns in range(4)]
 
 
 def _colors(image):
+  """An image with its 3 channels in all 6 orders."""
   return [image[..., list(x)] for x in itertools.permutations((0, 1, 2))]
 
 
 def _puzzles(image):
-  """An image with its quarters in all orders."""
+  """An image with its 4 quarters in all 24 orders."""
   quarters = []
   for half in np.split(image, 2):
     quarters += np.split(half, 2, axis=1)
@@ -123,7 +142,9 @@ def _puzzles(image):
 
 
 def _random(image, number):
+  """An image in its own order, and in `number` - 1 random ones."""
   rng = np.random.RandomState(SEED)
+  # Released networks were trained with these draws.
   scans = [image.reshape(-1)]
   for _ in range(number - 1):
     drawn = rng.permutation(image.size)

@@ -45,11 +45,22 @@ class Scans:
     return len(self.tables)
 
   def draw(self, *seed: int) -> tuple[int, ...]:
-    """Labels, a function of the seed, each with the same probability."""
+    """Draws a label of each kind, all with the same probability.
+
+    Args:
+      *seed: integers; equal ones give equal labels.
+    """
     return ()
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """The labels of words NAME=LABEL, 0 where none is given; or ValueError."""
+    """The labels that a user asks for.
+
+    Args:
+      words: NAME=LABEL, at most one for each kind; the others are 0.
+
+    Raises:
+      ValueError: there is no such name or label.
+    """
     if words:
       raise ValueError(
         f"--order={words[0]} must be of data.orders: there are none"
@@ -57,11 +68,24 @@ class Scans:
     return ()
 
   def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """A row for the network: an example's symbols in a scan; its labels."""
+    """Puts an example into the order of a scan.
+
+    Args:
+      example_L: its symbols in their own order.
+      labels: of the scan, one of each kind.
+
+    Returns:
+      A row for the network: the symbols, then the labels.
+    """
     return example_L
 
   def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """The examples whose symbols are given in a scan."""
+    """Puts rows back into the order of examples: inverts `arrange`.
+
+    Args:
+      rows_BL: symbols in the order of a scan, without labels.
+      labels: of the scan, one of each kind.
+    """
     return rows_BL
 
 
@@ -74,7 +98,7 @@ class _Data:
   scans = Scans()
 
   def sizes(self) -> list[int]:
-    """The size of each split, in examples or, of a stream, symbols."""
+    """The size of each of `SPLITS`: in examples or, of a stream, in symbols."""
     data = self.load()
     return [len(data[split]) for split in SPLITS]
 
@@ -82,6 +106,7 @@ class _Data:
     """The data of a split; ValueError if it is empty or unknown."""
     if split not in SPLITS:
       raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
+
     data = self.load()[split]
     if not len(data):
       raise ValueError(f"the {split} split is empty; add data to it")
@@ -99,9 +124,15 @@ class _Apart(_Data):
     raise NotImplementedError
 
   def digest(self) -> Digest:
-    """Numbers of examples; CRC-32 of classes, and files or examples."""
+    """What tells these data from others, for checkpoints.
+
+    It has numbers of examples, and a CRC-32 of the names of classes together
+    with the files or, without files, the examples.
+    """
+    # Labels are numbers of classes: other names, sorted otherwise, change them.
     crc = zlib.crc32(os.fsencode("\n".join(self.classes)))
     if self.files:
+      # As stored, which is much faster than decoding all images.
       crc ^= files_lib.crc32(*self.files())
     else:
       for split in SPLITS:
@@ -112,7 +143,16 @@ class _Apart(_Data):
     return {self.noun: sizes[0], "splits": sizes, "crc32": f"{crc:08x}"}
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """The examples of a split as (row, scored): one label, or all symbols."""
+    """What is scored of a split, one pair for each example.
+
+    Args:
+      split: one of `SPLITS`.
+      min_context: must be 0, as no example continues another.
+
+    Returns:
+      Pairs (row, scored): see `examples`; bool, [1] for its label if there are
+      classes, otherwise of the row's shape, for its symbols.
+    """
     if min_context:
       what = "labels" if self.classes else self.noun
       raise ValueError(
@@ -121,6 +161,7 @@ class _Apart(_Data):
 
     rows = self.examples(split)
 
+    # Rows without classes end in -1, which is not scored.
     is_scored = lambda row: np.ones(1, bool) if self.classes else row >= 0
     return Lazy(len(rows), lambda i: (row := rows[i], is_scored(row)))
 
@@ -160,6 +201,7 @@ class Images(_Apart):
   def frames(self) -> int:
     """Frames of a gray clip, at least 4 squares from the top down; else 1."""
     rows, columns, channels = self.shape
+    # A tall gray image is taken for square frames below each other.
     is_clip = channels == 1 and rows % columns == 0 and rows > 3 * columns
     return rows // columns if is_clip else 1
 
@@ -215,6 +257,7 @@ class Sequences(_Apart):
 
     def row(i):
       symbols, label = examples[i]
+      # If labels are ignored, any label from 0 is valid.
       number = len(self.classes) or label + 1
       if not (0 <= label < number and 1 <= len(symbols) <= self.length):
         raise ValueError(
@@ -226,11 +269,14 @@ class Sequences(_Apart):
     return Lazy(len(examples), row)
 
   def _row(self, symbols, label):
+    """An example as one array, see `examples`."""
     if not self.classes:
+      # The smallest dtype that holds -1 and all symbols.
       row = np.full(self.length, -1, np.min_scalar_type(-self.vocab_size))
       row[: len(symbols)] = symbols
       return row
 
+    # One array holds all, so that batches of examples are batches of arrays.
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
     row = np.zeros(self.length + 2, np.min_scalar_type(largest))
     row[: len(symbols)] = symbols
@@ -268,7 +314,10 @@ class Stream(_Data):
     return (-(-self.length // self.columns), self.columns)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """Sequences that start at each symbol of a split, [length]."""
+    """The sequences that start at each symbol of a split, each [length].
+
+    Raises ValueError if the split is shorter than one.
+    """
     data = self._split(split)
     if len(data) < self.length:
       raise ValueError(
@@ -277,11 +326,14 @@ class Stream(_Data):
         " a smaller data.length"
       )
 
+    # Windows at each symbol, not at multiples of the length: a network sees
+    # each symbol at each position.
     size = len(data) - self.length + 1
     return Lazy(size, lambda i: np.asarray(data[i : i + self.length]))
 
   def num_bytes(self, split: str, size: int) -> int | None:
     """The bytes in the first `size` symbols of a split; None if unknown."""
+    # A table of bytes may be missing, which the first block tells.
     total = 0
     for block in _blocks(self._split(split)[:size]):
       number = self.codec.num_bytes(block)
@@ -323,11 +375,14 @@ class Stream(_Data):
 
     def window(i):
       tokens = np.asarray(data[i * step : i * step + self.length])
+
+      # All but the first window repeat `min_context` symbols of the one before.
       position = np.arange(self.length)
       is_new = position >= (min_context if i else 0)
       scored = is_new & (position < len(tokens))
       return np.pad(tokens, (0, self.length - len(tokens))), scored
 
+    # The first window covers `length` symbols, and each other one `step` more.
     return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
 
 
@@ -356,8 +411,19 @@ def register(
 ) -> Callable[[Factory], Factory]:
   """Decorates a function that maps the `data` group of a config to a source.
 
-  `data.name` selects it by this name; ValueError if it is taken. If it does not
-  read `data.path`, setting that is an error.
+  `data.name` selects the source by its name. A config file may register its
+  own:
+
+    @data.register("mine")
+    def mine(config):
+      return data.Stream(config.length, config.columns, load=...)
+
+  Args:
+    name: of the source.
+    reads_path: whether it reads `data.path`; if not, setting that is an error.
+
+  Raises:
+    ValueError: the name is taken.
   """
   if name in SOURCES:
     raise ValueError(f"source {name!r} is already registered")
@@ -378,6 +444,7 @@ def make_scans(names: Sequence[str], shape: Sequence[int]) -> Scans:
   """
   if not names:
     return Scans()
+  # `scans` imports this module, which therefore cannot import it.
   (make,) = SCANS
   return make(names=tuple(names), shape=tuple(shape))
 
@@ -385,8 +452,12 @@ def make_scans(names: Sequence[str], shape: Sequence[int]) -> Scans:
 def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
 
-  Without `labels`, labels in the data are ignored. Raises ValueError if the
-  name is unknown, or a field is invalid.
+  Args:
+    config: the `data` group.
+    labels: whether labels in the data count; if not, symbols are predicted.
+
+  Raises:
+    ValueError: the name is unknown, or a field is invalid.
   """
   name = config.name
   if name not in SOURCES:
@@ -406,6 +477,7 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
       f"data.documents=True, but data.name={name} has no documents; set it to"
       " bytes, jsonl or fasta, or leave documents False"
     )
+
   if isinstance(made, Images):
     scans = make_scans(config.orders, made.shape)
     return dataclasses.replace(made, scans=scans)
@@ -413,6 +485,7 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
     raise ValueError(
       f"data.orders={config.orders} needs images, not data.name={name}"
     )
+
   if not labels and isinstance(made, Sequences):
     return dataclasses.replace(made, classes=())
   return made

@@ -50,6 +50,7 @@ def listed(
 
   every = files.find(path, *suffixes)
   named = {} if by == "fractions" else _named(path, every, by_file, by)
+
   chosen = _chosen(named)
   if chosen and by == "auto" and 2 * _size(chosen) < _size(every):
     chosen = {}
@@ -73,12 +74,14 @@ def listed(
     files.check_names(path, (str(x.relative_to(path)) for x in every))
 
   unread = {*files.below(path)}.difference(chosen or every)
+  # A file with the right suffix, which only its name excludes.
   are_data = not unread.isdisjoint(every)
   hint = "; data.splits=fractions reads all" if are_data else ""
   warn_unread(path, unread, hint)
   if not chosen:
     return {"": tuple(every)}
 
+  # A run would otherwise train to its end, and have nothing to be tested on.
   groups["test"] = groups["test"] or groups["validation"]
   return {split: paths for split, paths in groups.items() if paths}
 
@@ -87,6 +90,7 @@ def _named(folder, every, by_file, by):
   """{file: (the split that it is named after, the kind of the name)}."""
   named: dict[pathlib.Path, tuple[str, str]] = {}
   for file in every:
+    # The outermost folder counts: train/books/val.txt is for training.
     name, *below = file.relative_to(folder).parts
     if not below and not by_file:
       continue
@@ -103,6 +107,7 @@ def _chosen(named):
   kinds: dict[str, set[str]] = {split: set() for split in SPLITS}
   for split, kind in named.values():
     kinds[split].add(kind)
+  # A lone train.py among texts is a program; train.txt beside val.txt is data.
   sure = kinds["train"] & (kinds["validation"] | kinds["test"])
   return {file: split for file, (split, kind) in named.items() if kind in sure}
 
@@ -119,6 +124,7 @@ def warn_unread(
 
 
 def _size(paths):
+  """The bytes of some files in all."""
   return sum(x.stat().st_size for x in paths)
 
 
@@ -132,6 +138,7 @@ def _names(folder, paths):
 def _warn_of_splits(folder, groups):
   """Tells which files stand for a missing split, or for one of many names."""
   for split, paths in groups.items():
+    # Shards differ in their numbers only, and need no warning.
     names = {re.sub(r"\d+", "", x.relative_to(folder).parts[0]) for x in paths}
     if len(names) > 1:
       files.warn(f"{folder}: {split} is {_names(folder, paths)}, joined")
@@ -168,16 +175,19 @@ def divide(
   if "validation" in groups:
     return {**groups}
 
+  # Either "", and no others; or "train", and maybe "test".
   whole, *rest = groups
   items = groups[whole]
   parts = {split: groups[split] for split in rest}
   to_cut = [split for split in SPLITS if split not in rest]
   start = 0
   for number, split in enumerate(to_cut, start=1):
+    # Sums of fractions, so that rounding errors do not add up.
     end = round(len(items) * sum(fractions[:number]))
     if split == to_cut[-1]:
       end = len(items)
     parts[split] = items[start:end]
+
     if end <= start:
       raise ValueError(
         f"{split} is empty: {len(items)} {noun} in all, data.fractions="

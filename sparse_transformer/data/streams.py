@@ -49,7 +49,10 @@ def any_bytes(config: ConfigDict) -> Stream:
 
 @register("jsonl")
 def jsonl(config: ConfigDict) -> Stream:
-  """The bytes of the field `text` of all records of JSON Lines files."""
+  """The bytes of the field `text` of all records of JSON Lines files.
+
+  With `data.documents`, each record is a document.
+  """
   codec = JsonLines(0 if config.documents else None)
   suffixes = [".jsonl", ".ndjson"]
   path = files.from_config(config.path)
@@ -76,7 +79,11 @@ def audio(config: ConfigDict) -> Stream:
 
 @register("tokens")
 def tokens(config: ConfigDict) -> Stream:
-  """Integers of a tokenizer: a .npy or .bin file, or a folder of splits."""
+  """Integers of a tokenizer: a .npy or .bin file, or a folder of splits.
+
+  A token_bytes.npy beside them says how many bytes each token stands for, see
+  `Tokens`.
+  """
   path = files.from_config(config.path)
   folder = path if path.is_dir() else path.parent
   codec = Tokens(config.vocab_size, folder)
@@ -121,6 +128,8 @@ def _published(config, codec, md5=""):
     path = files.check_path(config.path)
     data = files.read(path)
     symbols = codec.decode(data, path)
+    # Another file of that size would give bits that no paper can
+    # be compared to.
     actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if len(data) != SIZE or not actual.startswith(md5):
       raise ValueError(
@@ -129,6 +138,7 @@ def _published(config, codec, md5=""):
         " data.name to bytes"
       )
 
+    # The split of Transformer-XL and others: the last 5 % are the test.
     parts = np.split(symbols, [SIZE * 18 // 20, SIZE * 19 // 20])
     return dict(zip(SPLITS, parts, strict=True))
 
@@ -150,6 +160,7 @@ def _from_path(config, codec, *suffixes):
 
 
 def _stream(config, codec, load):
+  """A stream of the files that `load` reads, when a split is first used."""
   return Stream(
     length=config.length,
     columns=config.columns,
@@ -168,6 +179,7 @@ def _read(codec, paths):
   if len(parts) == 1:
     return parts[0]
 
+  # Text was decompressed or decoded, and is in memory; tokens may exceed it.
   are_mapped = all(isinstance(part, np.memmap) for part in parts)
   dtypes = {part.dtype for part in parts}
   if are_mapped and len(dtypes) == 1:
@@ -186,6 +198,7 @@ class Joined:
 
   def __init__(self, parts: Sequence[np.ndarray]):
     self.parts = [*parts]
+    # Where each part begins, and where the last one ends.
     self.starts = [0, *itertools.accumulate(map(len, parts))]
 
   def __len__(self) -> int:
@@ -206,6 +219,7 @@ class Joined:
     for i in range(first, end):
       part = self.parts[i]
       offset = self.starts[i]
+      # In all parts but the first, the slice begins at their beginning.
       begin = max(0, start - offset)
       slices.append(part[begin : stop - offset])
     return slices[0] if len(slices) == 1 else Joined(slices)

@@ -33,7 +33,9 @@ class Text(codecs.Codec):
   symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """See `Codec.decode`; warns if the data look like another kind of file."""
     document = self.document(data, place=path)
+    # A warning only: bytes are bytes, and someone may want to model archives.
     if kind := files.kind(data):
       codecs.warn_of_file(
         path,
@@ -56,6 +58,7 @@ class Text(codecs.Codec):
       return data
 
     end = bytes([self.separator])
+    # Inside of a document, the separator would cut it in two.
     at = data.find(end)
     if at >= 0:
       raise ValueError(
@@ -66,6 +69,7 @@ class Text(codecs.Codec):
     return data + end
 
   def encode(self, sequences: codecs.Rows) -> bytes:
+    """The rows as bytes, with a rule between them."""
     return RULE.join(map(bytes, sequences))
 
 
@@ -77,9 +81,14 @@ class JsonLines(Text):
   """
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
+    """The texts of all records of a file, joined into one array.
+
+    Raises ValueError if a line is not a record with a text.
+    """
     symbols = bytearray()
     end = b"\n" if self.separator is None else b""
     num_halves = 0
+    # Unlike `splitlines`, iteration does not split at a carriage return.
     lines = io.BytesIO(b"\n".join(files.parts(path)))
     for number, line in enumerate(lines, start=1):
       if not line.strip():
@@ -100,6 +109,7 @@ def _text_of(line, place):
   Raises ValueError if the line is not a JSON object with a text in this field.
   """
   try:
+    # Only objects can be unpacked: lists and numbers raise here.
     record = {**json.loads(line)}
     if "text" not in record:
       raise ValueError(f"its fields are {reprlib.repr([*record])}")
@@ -122,10 +132,12 @@ class Letters(Text):
   symbols = "space, a to z"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """See `Codec.decode`; raises ValueError for other characters."""
     data = data.removesuffix(b"\n")  # of an editor
     codecs.check_letters(data, LETTERS, path, known="a to z and the space")
     return np.frombuffer(data.translate(codecs.letter_table(LETTERS)), np.uint8)
 
   def encode(self, sequences: codecs.Rows) -> bytes:
+    """The rows as letters, with a rule between them."""
     letters = np.frombuffer(LETTERS.encode(), np.uint8)
     return super().encode(letters[row] for row in sequences)

@@ -44,7 +44,10 @@ class Tokens(codecs.Codec):
   symbols = "tokens"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
+    """Parses integers with spaces between them, see `Codec.decode`."""
     try:
+      # uint64 first, so that a number that is too large is named,
+      # not wrapped around.
       tokens = np.array([int(word) for word in data.split()], np.uint64)
     except (ValueError, OverflowError):
       raise ValueError(
@@ -74,6 +77,7 @@ class Tokens(codecs.Codec):
         " set data.name to bytes"
       )
 
+    # A .bin file has no header that says what it is.
     if suffix == ".bin":
       other = _beginning(path) or _are_halves(files.map_array(path))
       if other:
@@ -101,6 +105,7 @@ class Tokens(codecs.Codec):
     return [tokens]
 
   def _check(self, tokens, path):
+    """Raises ValueError if a token is not below `vocab_size`."""
     largest = tokens.max(initial=0)
     if largest >= self.vocab_size:
       raise ValueError(
@@ -110,14 +115,20 @@ class Tokens(codecs.Codec):
       )
 
   def encode(self, sequences: codecs.Rows) -> bytes:
+    """The rows as lines of integers."""
     lines = (" ".join(map(str, tokens)) for tokens in sequences)
     return "".join(f"{line}\n" for line in lines).encode()
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
+    """The bytes that tokens stand for; None without a token_bytes.npy.
+
+    Raises ValueError if the table does not fit the vocabulary.
+    """
     path = self.folder / "token_bytes.npy"
     if not path.exists():
       return None
 
+    # It is mapped again for each block, which costs little beside the sum.
     table = files.map_array(path)
     is_table = table.dtype.kind in "iu" and table.shape == (self.vocab_size,)
     if not is_table or table.min() < 0:
@@ -147,11 +158,16 @@ def _beginning(path):
 
 
 def _are_halves(words):
-  """A phrase that words are halves of larger integers, or "" if not."""
+  """A phrase that words are halves of larger integers, or "" if not.
+
+  Args:
+    words: the contents of a file, uint16 [n].
+  """
   even = words[0::2]
   odd = words[1::2]
   # The upper halves come second, or in others first.
   for lower, upper in (even, odd), (odd, even):
+    # Too few words differ from 0 to tell.
     if np.count_nonzero(lower) < 8:
       continue
     largest = upper.max(initial=0)

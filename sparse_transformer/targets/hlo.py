@@ -20,8 +20,8 @@ FREE = set(
 )
 # Custom calls are kernels, except these, which launch nothing.
 FREE_CALL = re.compile('custom_call_target="(AllocateBuffer|Sharding)"')
-# A conditional on an index has the first
-# attribute; one on a boolean, the others.
+# A conditional on an index has the first attribute; one on a
+# boolean, the others.
 BRANCHES = "branch_computations", "true_computation", "false_computation"
 # The attribute that names the computation of an opcode.
 CALLS = {"call": "to_apply", "async-start": "calls"}
@@ -220,8 +220,8 @@ def num_bytes(shape: str) -> int:
     if dtype in ("token", "opaque"):
       continue
     size = math.prod(int(size) for size in sizes.split(",") if size)
-    # The digits of a dtype are its bits, also
-    # in f8e4m3fn: the first number counts.
+    # The digits of a dtype are its bits, also in f8e4m3fn: the
+    # first number counts.
     width = re.search(r"\d+", dtype)
     bits += size * (int(width[0]) if width else 8)  # pred has none
   return bits // 8

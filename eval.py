@@ -24,8 +24,10 @@ from sparse_transformer.data import SPLITS
 
 
 def main(argv: Sequence[str]) -> None:
+  """Scores checkpoints of a run, and prints each score as JSON."""
   args = flags.FLAGS
   contexts = _contexts(args.min_context)
+  # JAX loads here, after mistakes in flags are found.
   from sparse_transformer.training.evaluation import evaluations
 
   requests = [
@@ -48,6 +50,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _contexts(words):
+  """The integers of --min_context, each once, in their order."""
   if all(re.fullmatch("-?[0-9]{1,25}", word) for word in words):
     return [*dict.fromkeys(map(int, words))]
   text = ",".join(words)

@@ -32,6 +32,7 @@ MAX_PROFILED = 100  # steps; each may take megabytes
 
 
 def main(argv: Sequence[str]) -> None:
+  """Trains a run, or resumes it."""
   cli.require("config", "workdir")
   args = flags.FLAGS
   named = args.coordinator, args.num_processes, args.process_id
@@ -42,8 +43,10 @@ def main(argv: Sequence[str]) -> None:
       " out; give either it or them"
     )
   are_several = are_named or args.distributed is not None
+  # Each process has its own clock, and they would stop at different steps.
   if args.limit and are_several:
     raise ValueError("--limit is for one process: omit --coordinator etc.")
+
   limit = args.limit and stopwatch.parse_limit(args.limit, "limit")
   profile = _profiled(args.profile, schema.typed(args.config).train.steps)
 
@@ -52,6 +55,7 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train
 
+  # Before anything asks for devices: JAX then knows those of all processes.
   if are_several:
     processes.join(
       args.coordinator,
@@ -60,6 +64,7 @@ def main(argv: Sequence[str]) -> None:
       initialization_timeout=args.connect_seconds,
       heartbeat_timeout_seconds=args.heartbeat_seconds,
     )
+
   train(
     args.config,
     args.workdir,
@@ -72,6 +77,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _profiled(text, steps):
+  """The range of the steps to trace, from FIRST:LAST; () without the flag.
+
+  Raises ValueError if these are no steps of the run, or too many.
+  """
   if text is None:
     return ()
   match = re.fullmatch("([0-9]{1,18}):([0-9]{1,18})", text)

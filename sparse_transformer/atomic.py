@@ -17,6 +17,7 @@ MAX_JSON = 2**28
 
 def size(path: pathlib.Path) -> int:
   """The size of a file; ValueError for what may never end, such as a pipe."""
+  # Reading a pipe or a device may wait forever, or never end.
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
     raise ValueError(f"{path} is not a regular file; replace it with one")
@@ -24,13 +25,16 @@ def size(path: pathlib.Path) -> int:
 
 
 def nearest(path: pathlib.Path) -> str:
-  """ "; did you mean PATH?" for a path that is not there; "" if none is close.
+  """A hint for a path that is not there: "; did you mean PATH?".
+
+  It is "" if the path exists, or if no name in its folder is close.
 
   >>> nearest(pathlib.Path("configs/digit.py"))
   '; did you mean configs/digits.py?'
   """
   if path.exists() or not path.parent.is_dir():
     return ""
+  # Stems, so that "digits" or "digits.yaml" is near "digits.py".
   beside = {x.stem: x for x in path.parent.iterdir()}
   close = difflib.get_close_matches(path.stem, beside, n=1)
   return f"; did you mean {beside[close[0]]}?" if close else ""
@@ -39,14 +43,21 @@ def nearest(path: pathlib.Path) -> str:
 def read_json(
   path: pathlib.Path, kind: type = object, lines: bool = False
 ) -> Any:
-  """Reads a JSON value, or with `lines` a list of one value per line.
+  """Reads a JSON value.
 
-  Raises ValueError if the file is not regular, or not JSON of this kind.
+  Args:
+    path: the file.
+    kind: the class that the value must have, such as dict.
+    lines: whether each line is a value; they are returned as a list.
+
+  Raises:
+    ValueError: the file is not regular or too large, or not JSON of this kind.
   """
   num_bytes = size(path)
   if num_bytes > MAX_JSON:
     raise ValueError(f"{path} cannot be read: it has {num_bytes:,} bytes")
   try:
+    # As bytes: json finds out the encoding, and raises ValueError for others.
     text = path.read_bytes()
     if lines:
       return [json.loads(line) for line in text.splitlines()]
@@ -59,17 +70,26 @@ def read_json(
 
 
 def write_json(path: pathlib.Path, value: Any, **style: Any) -> None:
-  """`write_text` of a JSON value, in a style of `json.dumps`."""
+  """Writes a JSON value, see `write_bytes`.
+
+  Args:
+    path: the file.
+    value: what `json.dumps` accepts.
+    **style: keyword arguments of `json.dumps`, such as `indent`.
+  """
   write_text(path, json.dumps(value, **style) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """`write_bytes` of a text."""
+  """Writes a text in UTF-8, see `write_bytes`."""
   write_bytes(path, text.encode())
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-  """Replaces a file atomically: if killed, leaves the old one or the new."""
+  """Replaces a file atomically: if killed, leaves the old one or the new.
+
+  Raises OSError, which names the file, if the disk is full for example.
+  """
   with writing(path) as new, new.open("wb") as file:
     file.write(content)
     file.flush()
@@ -78,14 +98,22 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """A new file, which then replaces `path`; if writing fails, `path` stays.
+  """Yields a new file to write, which then replaces `path`.
 
-  A link or a pipe at `path` is replaced, not followed or waited for.
+  If writing fails, the new file is deleted, and `path` stays as it was. A link
+  or a pipe at `path` is replaced, not followed or waited for.
+
+  Args:
+    path: the file to replace; its folder must exist.
+
+  Raises:
+    OSError: of writing; it names `path`.
   """
   new = path.with_name(f".{secrets.token_hex(8)}.new")  # nobody else's
   try:
     new.touch(exist_ok=False)
     yield new
+    # A rename within a folder is atomic on POSIX systems.
     new.replace(path)
   except BaseException as error:
     with contextlib.suppress(OSError):
@@ -101,4 +129,5 @@ def appending(path: pathlib.Path) -> TextIO:
   """A file to append to; ValueError if it is a link or no regular file."""
   if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
     raise ValueError(f"{path} is not a regular file; move it away")
+  # Readable too, so that a caller can look at what is there.
   return path.open("a+")

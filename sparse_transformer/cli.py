@@ -21,6 +21,7 @@ from sparse_transformer import version
 
 
 def _program() -> str:
+  """What errors call the command: its file, or its package with `python -m`."""
   path = pathlib.Path(sys.argv[0])
   return path.parent.name if path.stem == "__main__" else path.name
 
@@ -69,7 +70,8 @@ def run(
   """Parses the flags, calls `main` with the other arguments, and exits.
 
   A user's mistake is reported as one line on standard error, with exit status
-  1; --verbosity=1 shows where it was raised.
+  1; --verbosity=1 shows where it was raised. A command that a signal stops
+  exits with status 130.
 
   Args:
     main: what the command does.
@@ -81,12 +83,21 @@ def run(
   programs.keep()
   sys.unraisablehook = _report
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
+  # Both parts run in `_call`, so that wrong flags are reported in a line, too.
   parse = functools.partial(_parse, parse, takes_words)
   app.run(lambda x: _call(main, x), flags_parser=lambda x: _call(parse, x))
 
 
 def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
-  """Parses flags of a command on an experiment, whose file --config names."""
+  """Parses flags of a command on an experiment, whose file --config names.
+
+  Args:
+    argv: the command line.
+    default: the file if --config is not given; None makes it required.
+
+  Returns:
+    The arguments that are no flags.
+  """
   _named_file(argv)
   fields = []
   for name, default_value, meaning, _ in schema.table():
@@ -108,7 +119,18 @@ def on_file(argv: Sequence[str]) -> Sequence[str]:
 
 
 def on_workdir(argv: Sequence[str]) -> Sequence[str]:
-  """Parses flags of a command on a trained run, whose config is --config."""
+  """Parses flags of a command on a trained run, whose config is --config.
+
+  If --config names a file, its code is run first, as it may register patterns
+  or data sources.
+
+  Args:
+    argv: the command line.
+
+  Raises:
+    ValueError: --workdir is missing, the run has no config, or its config names
+      something that nothing registers.
+  """
   flags.DEFINE_string(
     "workdir",
     None,
@@ -121,13 +143,17 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
   file, argv = _named_file(argv)
   if file is not None:
     runpy.run_path(file)
+  # In two passes: the fields of --config are those in --workdir.
   flags.FLAGS(argv, known_only=True)
   if not flags.FLAGS.workdir:
     raise ValueError("--workdir is missing or empty; see --help")
   config = config_lib.read_config(flags.FLAGS.workdir).to_dict()
   config_flags.DEFINE_config_dict("config", ConfigDict(config), sys_argv=argv)
+
   flags.FLAGS.unparse_flags()
   arguments = flags.FLAGS(argv)
+
+  # The file is named, but not run: a workdir may come from someone else.
   file = pathlib.Path(flags.FLAGS.workdir, "config.py")
   unknown = _unregistered(config) & _unregistered(flags.FLAGS.config)
   if unknown and file.exists():
@@ -142,6 +168,7 @@ def _unregistered(config):
   """The patterns and the data source that a config names, and nothing adds."""
   from sparse_transformer import data, patterns
 
+  # Names before a bracket, as in Strided(8) | Local(4).
   used = re.findall(r"(\w+) *\(", config["attention"]["pattern"])
   names = {config["data"]["name"], *used}
   return names - {*data.SOURCES, *patterns.CATALOGUE, *patterns.CONTENT}
@@ -158,14 +185,19 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
 
 def _named_file(argv):
   """(what --config names, the arguments without it); both are checked."""
+  # A set of flags of its own, because the flag --config is defined later, from
+  # the contents of the file, and fails with less helpful errors.
   first = flags.FlagValues()
   first.set_gnu_getopt()
   flags.DEFINE_string("config", None, "", flag_values=first)
   argv = first(argv, known_only=True)
+
   for word in argv:
     if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
       schema.check_name(override[1])
 
+  # FILE:ARGUMENT passes an argument to get_config. Without --config, the path
+  # is one that exists.
   path = pathlib.Path((first.config or os.devnull).partition(":")[0])
   if not path.exists() or path.is_dir():
     close = path.suffix and atomic.nearest(path)
@@ -178,9 +210,11 @@ class Integers(flags.IntegerParser):
   """Parses integers, also 1e3."""
 
   def convert(self, argument: int | str) -> int:
+    """The integer in a text; raises ValueError for a fraction, as in 1.5."""
     with contextlib.suppress(ValueError):
       return super().convert(argument)
     with contextlib.suppress(ValueError, OverflowError):
+      # 1e3 is a float to Python, but an integer to users.
       if (number := int(float(argument))) == float(argument):
         return number
     raise ValueError("it must be an integer")
@@ -190,7 +224,11 @@ config_flags.register_flag_parser_for_type(int, Integers())
 
 
 def overrides(exact: bool = False) -> dict[str, Any]:
-  """The fields of --config that flags set; if exact, float32 unless they do."""
+  """The fields of --config that flags set: {"group.field": value}.
+
+  Args:
+    exact: whether to add float32 as `model.dtype`, unless a flag sets it.
+  """
   values = config_flags.get_override_values(flags.FLAGS["config"])
   return {"model.dtype": "float32"} | values if exact else values
 
@@ -202,6 +240,7 @@ def _report(problem, report=sys.unraisablehook):
 
 
 def _list_in_help(name):
+  """Lists a flag in --help, which shows only those of the command itself."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
@@ -215,8 +254,15 @@ def require(*names: str) -> None:
 
 
 def _parse(parse, takes_words, argv):
-  """parse(argv), where paths may begin with ~/."""
+  """Parses flags, where paths may begin with ~/, or raises ValueError.
+
+  Args:
+    parse: maps the command line to arguments that are no flags.
+    takes_words: whether there may be such arguments.
+    argv: the command line; `sys.argv` is used, which it equals.
+  """
   home = rf"\1{os.path.expanduser('~')}/"
+
   # ml_collections looks for overrides in sys.argv.
   sys.argv[:] = [re.sub(r"^(--?[a-z_]+=)?~/", home, word) for word in argv]
   try:
@@ -231,16 +277,22 @@ def _parse(parse, takes_words, argv):
     if "NoneType" in f"{reason}":  # it has no fields to set
       reason = "get_config must return a ConfigDict"
     raise ValueError(f"--config: {type(error).__name__}: {reason}") from error
+
   if not takes_words and len(arguments) > 1:
     raise ValueError(
       f"unexpected argument {arguments[1]!r}; settings are --name=value"
     )
+
+  # absl takes the last value of a flag, which hides a mistake in
+  # a long command.
   for name in flags.FLAGS:
     times = flags.FLAGS[name].present
     if isinstance(flags.FLAGS[name], flags.MultiFlag):  # its items are counted
       times = sum(bool(re.match(rf"--?{name}(=|$)", x)) for x in sys.argv)
     if times > 1:
       raise ValueError(f"--{name} is given twice; give it once")
+
+  # A shell replaces an unset variable by nothing: --workdir=$DIR.
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):
       raise ValueError(f"--{flag.name} is empty; see --help")
@@ -248,6 +300,7 @@ def _parse(parse, takes_words, argv):
 
 
 def _call(function, argv):
+  """function(argv); errors of the user end the process with one line."""
   # No command opens a window, as the backend of a notebook would.
   os.environ["MPLBACKEND"] = "agg"
   # Orbax logs every step it takes, and ml_collections what it then raises.
@@ -270,7 +323,11 @@ def _call(function, argv):
 
 
 def describe(error: BaseException) -> str | None:
-  """A line about an error for the user; None if it is a bug."""
+  """A line about an error for the user; None if it is a bug.
+
+  Bugs keep their traceback, so this must recognize what a user can change:
+  flags, files, missing packages, the memory of a device, variables of JAX.
+  """
   try:
     text = str(error)
   except Exception:  # of a class in a config file
@@ -281,6 +338,7 @@ def describe(error: BaseException) -> str | None:
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text:
     reason = OF_KERNEL if re.search(KERNEL_LIMIT, text) else OF_DEVICE
     return f"{reason} ({text.splitlines()[0]})"
+
   if "JAX_PLATFORMS" in text or _origin(error) == "jax._src.xla_bridge":
     names = "JAX_PLATFORMS", "XLA_FLAGS"
     variables = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
@@ -291,11 +349,13 @@ def describe(error: BaseException) -> str | None:
 
 
 def _origin(error):
+  """The name of the module that raised an error; None without a traceback."""
   frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
   return frames[-1].f_globals.get("__name__") if frames else None
 
 
 def _on_one_line(text):
+  """A text without line breaks and, if it quotes a traceback, without that."""
   # ml_collections quotes the traceback of a config file's error.
   before, mark, after = text.partition("Traceback (most recent call last)")
   last = after.rpartition("\n  ")[2].partition("\n")[2] if mark else ""

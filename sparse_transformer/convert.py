@@ -21,6 +21,7 @@ PRESETS = {32: "cifar10_15m", 48: "cifar10_150m", 128: "cifar10_58m"}
 
 
 def main(argv: Sequence[str]) -> None:
+  """Makes a run, at step 0, from a file of weights."""
   args = flags.FLAGS
   path = pathlib.Path(*argv[1:])
   if len(argv) != 2 or path.suffix not in (".npz", ".safetensors"):
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> None:
       f"--weights=params applies only to .npz files; leave it out for {path}"
     )
   schema.typed(args.config)
+  # Mistakes in flags are found by now, before JAX loads.
   from sparse_transformer.training import workdir as workdir_lib
   from sparse_transformer.training.checkpoints import exported, released
   from sparse_transformer.training.experiment import Experiment
@@ -42,6 +44,7 @@ def main(argv: Sequence[str]) -> None:
   # The config is that of a flag, or of the file, or the paper's.
   text = f"{path}:params" if is_raw else str(path)
   file = None if path.suffix == ".npz" else exported.load(path)
+  # A run keeps a copy of its config file, if it has one.
   config_file = None
   if args["config"].present:
     config = schema.typed(args.config)
@@ -67,7 +70,13 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _write(experiment, workdir, config_file):
-  """Writes what a run has that trains no step."""
+  """Writes what a run has that trains no step: a checkpoint, metrics, a config.
+
+  Args:
+    experiment: its `train.init_from` names the file of weights.
+    workdir: a new folder.
+    config_file: copied into the workdir; None if there is none.
+  """
   from sparse_transformer.training import banner, loop, metrics, warm_start
   from sparse_transformer.training.checkpoints import store
 
@@ -76,6 +85,7 @@ def _write(experiment, workdir, config_file):
   provenance = store.provenance(
     experiment.config, experiment.source, has_data=False
   )
+
   with (
     store.Saver(workdir, keep=1, provenance=provenance) as saver,
     metrics.Writer(workdir, -1) as writer,
@@ -88,7 +98,13 @@ def _write(experiment, workdir, config_file):
 
 
 def _preset(path, weights, starts):
-  """The config in configs/ with as many layers, and the orders of a file."""
+  """The config of a released network, with the orders of images that it knows.
+
+  Args:
+    path: the file, for errors.
+    weights: its arrays by name.
+    starts: the names of arrays with embeddings of scans.
+  """
   from sparse_transformer.training.checkpoints.released import ORDERS
 
   layers = len(weights.get("blocks.key.bias", ()))
@@ -97,7 +113,9 @@ def _preset(path, weights, starts):
       f"{path} has {layers} layers, and released networks have"
       f" {', '.join(map(str, PRESETS))}; say which config it has by --config"
     )
+  # Files in configs/ are run, not imported: they are outside of the package.
   module = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
+  # A released network has embeddings of the scans that it was trained with.
   orders = [order for name, order in ORDERS.items() if name in starts]
   config = schema.typed(module["get_config"]())
   return config.replace(**{"data.orders": orders})

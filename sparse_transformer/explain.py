@@ -31,6 +31,7 @@ from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:
+  """Explains an experiment, compiles it for a target, or draws heads."""
   args = flags.FLAGS
   _check_together(args)
   if args.example is not None:
@@ -47,6 +48,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_together(args):
+  """Raises ValueError if a flag is given without one that it requires."""
+  # (a flag, what it requires, whether that is there).
   has_example, has_target = args.example is not None, args.target is not None
   for name, needed, is_given in (
     ("part", "--target", has_target),
@@ -60,6 +63,7 @@ def _check_together(args):
 
 
 def _draw_heads(args):
+  """Draws what a run's heads attend to on an example; prints statistics."""
   import jax
 
   from sparse_transformer.training import kernel_check
@@ -70,12 +74,15 @@ def _draw_heads(args):
   experiment = run.experiment
   kernel_check.avoid_wrong(experiment)
   model = experiment.model
+
   examples = experiment.source.examples("test")
   if args.example >= len(examples):
     raise ValueError(
       f"--example={args.example} must be less than {len(examples)}, the number"
       " of examples in the test split"
     )
+
+  # Examples must be those of the run's data: --example=3 names one of them.
   state = run.restore(with_data=True)
   # Without padding, label and size.
   tokens = examples[args.example]
@@ -97,6 +104,7 @@ def _draw_heads(args):
 
 
 def _explain(args):
+  """Prints what an experiment costs and sees, and draws its patterns."""
   from sparse_transformer.figures import masks
   from sparse_transformer.training import banner
   from sparse_transformer.training.experiment import Experiment
@@ -104,9 +112,11 @@ def _explain(args):
 
   experiment = Experiment(args.config)
   model = experiment.model
+
   banner.warn(experiment)
   report = network_report.describe(experiment.config, model)
   if args.compile:
+    # Compiled for the devices here, which takes as long as the start of a run.
     memory = experiment.compile_step().memory_analysis()
     parts = dict(
       arguments=memory.argument_size_in_bytes,
@@ -129,20 +139,25 @@ def _explain(args):
 
 
 def _print(args, report, text, folder):
+  """Prints a report as JSON or as text, with the folder of the pictures."""
   line = json.dumps(report) if args.json else f"{text}\n\npictures in {folder}"
   print(line, flush=True)
 
 
 def _compile(args):
+  """Compiles for absent devices; ValueError if a program does not fit."""
   from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
   target = hardware.parse(args.target)
   config = schema.typed(args.config)
+
+  # What cannot be divided is found before minutes of compiling.
   sizes = mesh.sizes(config, target.num_devices)
   mesh.check_batch(config, sizes)
   report = compilers.compile_for(target, config, args.part)
   print(json.dumps(report) if args.json else compilers.render(report))
+  # Status 1 lets a script notice.
   if not all(x["compiles"] and x["fits"] for x in report["programs"]):
     raise ValueError(f"{target}: not every program compiles and fits")
 

@@ -16,15 +16,19 @@ from sparse_transformer.cli import flags
 
 
 def main(argv: Sequence[str]) -> None:
+  """Writes the weights of a checkpoint into a file."""
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")
   from sparse_transformer.training.checkpoints import exported
   from sparse_transformer.training.experiment import open_run
 
+  # A path that cannot be written is found before the checkpoint is read.
   path = exported.check_path(args.out)
   run = open_run(args.workdir, cli.overrides(), args.step)
+  # Flags may change how a network is computed, but not which one it is.
   run.changes(config_lib.TO_RESUME)
+
   state = run.restore()
   exported.save(
     path,

@@ -20,7 +20,7 @@ def device_name() -> str:
 
 
 def cpu_name() -> str:
-  """The model of the processor."""
+  """The model of the processor; "CPU" without /proc, as on macOS."""
   name = re.search(r"model name\s*: (.*)", _read("cpuinfo"))
   return name[1] if name else "CPU"
 
@@ -33,7 +33,12 @@ def machine() -> str:
 
 
 def check_free(what: str, needed: int) -> None:
-  """Raises ValueError if something needs more memory than a device has free."""
+  """Raises ValueError if something needs more memory than a device has free.
+
+  Args:
+    what: named in the error.
+    needed: bytes on one device. Nothing is raised if free memory is unknown.
+  """
   free = free_memory()
   if free is not None and needed > free:
     raise ValueError(
@@ -44,9 +49,14 @@ def check_free(what: str, needed: int) -> None:
 
 
 def free_memory() -> int | None:
-  """Bytes that a program may take on each local device; None if unknown."""
+  """Bytes that a program may take on each local device; None if unknown.
+
+  Devices of other kinds than CPUs report it, with what JAX may allocate of
+  them.
+  """
   device, stats = _device()
-  if device.platform == "cpu":  # they share the host's
+  # CPU devices are threads of this process, which share the host's memory.
+  if device.platform == "cpu":
     free = re.search(r"MemAvailable:\s*(\d+) kB", _read("meminfo"))
     return int(free[1]) * 1024 // jax.local_device_count() if free else None
 
@@ -56,17 +66,24 @@ def free_memory() -> int | None:
 
 
 def peak_memory() -> int:
-  """Bytes used at the most: of the device if known, else by this process."""
+  """The most bytes that were used so far.
+
+  Of the device if it counts them, as GPUs do; otherwise of this process, which
+  then holds the arrays.
+  """
+  # Linux counts in KiB, macOS in bytes.
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
   return _device()[1].get("peak_bytes_in_use", size * unit)
 
 
 def _device():
+  """(the first local device, its memory statistics, {} if it has none)."""
   device = jax.local_devices()[0]
   return device, device.memory_stats() or {}
 
 
 def _read(name: str) -> str:
+  """The text of a file in /proc; "" where there is none, as on macOS."""
   path = pathlib.Path("/proc") / name
   return path.read_text() if path.exists() else ""

@@ -14,15 +14,19 @@ LARGEST = 2**30
 
 
 def keep() -> None:
-  """Tells JAX, which is not imported yet, to keep programs in a user's cache.
+  """Tells JAX to keep compiled programs in a user's cache.
 
-  A user who has set `DIRECTORY`, if only to nothing, has decided otherwise.
-  Wherever they are kept, damaged ones are compiled again and replaced.
+  JAX must not be imported yet, since it reads the variable when it is. A user
+  who has set `DIRECTORY`, if only to nothing, has decided otherwise. Wherever
+  programs are kept, damaged ones are compiled again and replaced.
   """
   warnings.filterwarnings("always", DAMAGED)
+  # JAX warns of a damaged program, and goes on; a hook on warnings is the only
+  # place that learns its name.
   warnings.showwarning = _replace
   if DIRECTORY in os.environ:
     return
+
   home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
   root = pathlib.Path(home).expanduser() / "sparse_transformer"
   try:
@@ -53,6 +57,8 @@ def _replace(message, *origin, show=warnings.showwarning):
 def _processor():
   """Names what programs for CPUs depend on; JAX's own key has only a part."""
   path = pathlib.Path("/proc/cpuinfo")
+  # Programs use instructions that the processor had when they were compiled: on
+  # another one, with a shared home, they may crash.
   text = path.read_text() if path.exists() else ""
   lines = re.findall("(?m)^(?:model name|flags|Features)\t.*", text)
   cores = os.cpu_count()
@@ -63,12 +69,17 @@ def _processor():
 
 
 def _prune(root):
-  """Deletes the oldest programs beyond `LARGEST`."""
+  """Deletes the oldest programs beyond `LARGEST`.
+
+  Args:
+    root: the folder with a folder of programs for each processor.
+  """
   files = []
   for path in root.glob("*/*"):
     info = path.stat()
     files.append((info.st_mtime, info.st_size, path))
 
+  # From the newest on; those beyond the limit are the oldest.
   total = 0
   for _, size, path in sorted(files, reverse=True):
     total += size

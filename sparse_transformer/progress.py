@@ -15,8 +15,16 @@ SECONDS = 30
 
 
 def say(line: str, file: TextIO | None = None) -> None:
-  """Prints a line, above a progress bar if there is one."""
+  """Prints a line, above a progress bar if there is one.
+
+  A command goes on if nobody reads what it prints: later lines are dropped.
+
+  Args:
+    line: the line.
+    file: by default standard output.
+  """
   try:
+    # The bar is removed, and drawn again below the line.
     with tqdm.tqdm.external_write_mode():
       print(line, file=file, flush=True)
   except OSError:  # a closed pipe, or terminal, perhaps before its SIGHUP
@@ -39,6 +47,7 @@ def progress(
     silent: shows nothing.
   """
   said = time.monotonic()
+  # None hides the bar where standard error is not a terminal.
   look = dict(leave=False, dynamic_ncols=True, disable=silent or None)
   with tqdm.tqdm(desc=label, total=total, initial=done, **look) as bar:
 

@@ -46,10 +46,12 @@ def main(argv: Sequence[str]) -> None:
   run = open_run(workdir, cli.overrides())
   run.changes(config_lib.TO_RESUME)  # what it shows is of no other config
   experiment = run.experiment
+
   step = run.step
   lines = metrics.read(workdir) if (workdir / "metrics.jsonl").exists() else []
   changes = config_lib.read_changes(workdir)
   saved = run.saved.describe(step)
+
   made = _known(saved, "command", "begun", "commit", "machine")
   trained = _trained(experiment, step, saved, lines, changes)
   summary = _summary(experiment, saved, lines)
@@ -64,6 +66,7 @@ def main(argv: Sequence[str]) -> None:
     "Samples": _samples(workdir) + _origin(workdir / "samples.json"),
     "Config": _config(experiment.config),
   }
+
   path = workdir / "report.html"
   atomic.write_text(path, _page(workdir.resolve().name, sections))
   print(f"report in {path}")
@@ -99,6 +102,8 @@ def _summary(experiment, saved, lines):
     ("FLOPs per token", f"{costs.flops_per_token(network)['total']:,.0f}"),
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
   ]
+
+  # Later lines replace earlier ones: the last of each split remains.
   last = {line["split"]: line for line in lines}
   for split in "train", "validation":
     if line := last.get(split):
@@ -127,13 +132,26 @@ def _data(saved):
 
 
 def _trained(experiment, step, saved, lines, changes):
-  """'700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time 0:03:07'."""
+  """How long a run was trained, as text.
+
+  For example '700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time
+  0:03:07'.
+
+  Args:
+    experiment: the run's experiment.
+    step: of the checkpoint.
+    saved: what is known of the checkpoint.
+    lines: of metrics.
+    changes: (step, {field: (before, since)}), where a run was resumed with
+      other settings.
+  """
   if not step:
     return experiment.stage(step)
 
   sequences = step * experiment.config.train.batch_size
   for changed_at, fields in changes:
     if changed_at < step and "train.batch_size" in fields:
+      # Steps before a change had batches of another size.
       before, since = fields["train.batch_size"]
       sequences += changed_at * (before - since)
 
@@ -157,10 +175,12 @@ def _trained(experiment, step, saved, lines, changes):
 
 
 def _accuracy(values):
+  """ ", accuracy 0.9876", or "" where nothing is classified."""
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
 def _changes(changes):
+  """A table of settings that changed when the run was resumed, or ""."""
   rows = []
   for step, fields in changes:
     for name, values in fields.items():
@@ -169,6 +189,7 @@ def _changes(changes):
 
 
 def _evaluations(workdir):
+  """A table of all scores of the run, and the pictures of bits by position."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return _text("None: run eval.py.")
@@ -183,9 +204,10 @@ def _evaluations(workdir):
 
 
 def _evaluation(path):
-  """{title: cell} of a score."""
+  """{title: cell} of a score; raises ValueError if the file is damaged."""
   try:
     result = atomic.read_json(path)
+    # Bits are null in JSON if a loss was not finite.
     bits = result["bits_per_dim"]
     error = result["standard_error"]
     score = "-" if bits is None else f"{bits:.4f} {result['unit']}"
@@ -211,6 +233,7 @@ def _evaluation(path):
 
 
 def _curves(experiment, lines):
+  """A picture of bits by step."""
   if not lines:
     return _text("No metrics yet.")
   figure = curves.bits_by_step(lines, experiment.source.unit)
@@ -219,12 +242,14 @@ def _curves(experiment, lines):
 
 
 def _heads(workdir):
+  """Pictures of what heads attend to, one for each layer."""
   paths = list((workdir / "attention").glob("layer_*.png"))
   paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
   return "\n".join(_wide(_picture(path)) for path in paths)
 
 
 def _samples(workdir):
+  """The last samples: a picture, texts, or the names of sounds."""
   from sparse_transformer.training.evaluation import samples
 
   if picture := _picture(workdir / "samples.png"):
@@ -239,10 +264,13 @@ def _samples(workdir):
 
 
 def _config(config):
+  """A table of fields that differ from their defaults; the others, folded."""
   defaults = schema.flatten(schema.Config())
   changed = []
   unchanged = []
   for name, value in schema.flatten(config).items():
+    # By their text: 1 and 1.0 and True are equal values, but
+    # not equal settings.
     if repr(value) == repr(defaults[name]):
       unchanged.append((name, repr(value)))
     else:
@@ -267,10 +295,12 @@ def _known(values, *names):
 
 
 def _text(text):
+  """A text as it is, in a box."""
   return f"<pre>{html.escape(text)}</pre>"
 
 
 def _table(titles, rows):
+  """A table of rows of cells, which are escaped."""
   lines = [_table_row("th", titles)]
   for row in rows:
     lines.append(_table_row("td", row))
@@ -278,15 +308,18 @@ def _table(titles, rows):
 
 
 def _table_row(tag, cells):
+  """A row whose cells have a tag, "th" or "td"."""
   texts = [html.escape(str(cell)) for cell in cells]
   return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts)
 
 
 def _wide(part):
+  """A part of the page that may be wider than it, if it is not empty."""
   return part and f'<div class="wide">{part}</div>'
 
 
 def _picture(path):
+  """A PNG file inside of the page; "" if there is none."""
   if not path.exists():
     return ""
   atomic.size(path)  # which a pipe does not have
@@ -294,7 +327,9 @@ def _picture(path):
 
 
 def _image(data, text):
+  """A picture inside of the page, from the bytes of a PNG file."""
   encoded = base64.b64encode(data).decode()
+  # Inside of the page, which is then one file that can be sent.
   source = f"data:image/png;base64,{encoded}"
   return f'<img alt="{html.escape(text)}" src="{source}">'
 

@@ -25,7 +25,9 @@ from sparse_transformer.data import files
 
 
 def main(argv: Sequence[str]) -> None:
+  """Draws sequences from a run, and writes them into files."""
   args = flags.FLAGS
+  # JAX takes seconds to import; mistakes in flags are found by now.
   import jax
 
   from sparse_transformer.model import sampling
@@ -40,6 +42,7 @@ def main(argv: Sequence[str]) -> None:
   # Prompts may be read by kernels.
   kernel_check.avoid_wrong(experiment)
   source = experiment.source
+
   scans = source.scans
   labels = scans.labels(args.order)
   length = args.length or source.length
@@ -49,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
   state = run.restore(with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
+
   with Signals() as signals, jax.set_mesh(experiment.mesh):
     tokens, seconds = sampling.sample(
       decoder,
@@ -60,6 +64,7 @@ def main(argv: Sequence[str]) -> None:
       check_stop=signals.check,
     )
 
+  # Images were drawn in the order of a scan; files have rows and columns.
   paths = samples.save(
     folder,
     source,
@@ -80,13 +85,27 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prompts(source, length, labels):
-  """The first positions of the sequences to draw, [num, S]; S may be 0."""
+  """The first positions of the sequences to draw.
+
+  Args:
+    source: the run's source of data.
+    length: of the sequences to draw.
+    labels: of the scan in which images are drawn.
+
+  Returns:
+    Integers [num, S]; S may be 0. All rows are equal with --prompt.
+
+  Raises:
+    ValueError: flags contradict each other or the data.
+    OSError: the file of a prompt cannot be read.
+  """
   args = flags.FLAGS
   num = args.num
   num_given = args.given
   text = args.prompt
   if num_given and text:
     raise ValueError("--given and --prompt cannot be combined; set only one")
+
   if text:
     prompt = _read_prompt(source, text)
     # A prompt that fills a sequence would leave nothing to draw.
@@ -105,6 +124,7 @@ def _prompts(source, length, labels):
   empty = samples.no_prompts(source, num)
   if not num_given:
     return empty
+  # Test sequences are as long as those of training, whatever --length is.
   most = min(length, source.length)
   if not 0 < num_given <= most:
     raise ValueError(
@@ -112,11 +132,16 @@ def _prompts(source, length, labels):
       " sequence"
     )
   real = samples.real_examples(source, num)
+  # A prompt is the beginning of a row, thus the first positions of its scan.
   rows = [source.scans.arrange(x, labels)[:num_given] for x in real]
   return np.stack(rows).astype(empty.dtype)
 
 
 def _read_prompt(source, text):
+  """The symbols of a prompt: of a text or, after @, of a file; integers [S].
+
+  Raises ValueError if the data have no such prompts, or it is empty.
+  """
   if not isinstance(source, data.Stream):
     raise ValueError(
       "--prompt is for text, tokens, bases and sound; to complete real images,"
@@ -127,8 +152,10 @@ def _read_prompt(source, text):
     content = files.read(path)
   else:
     path, content = pathlib.Path("--prompt"), os.fsencode(text)
+    # Bases alone are easier to type than a file with a header.
     if source.codec.suffix == ".fasta" and text[0] != ">":
       content = b">\n" + content
+    # A path would be read as a prompt of its letters.
     if os.path.exists(text):
       raise ValueError(f"--prompt={text} is a file; write --prompt=@{text}")
 

@@ -8,6 +8,7 @@ import pathlib
 import sys
 
 if __name__ == "sparse_transformer":
+  # Without this, imports of the library would fail, and not tell why.
   script = pathlib.Path(sys.argv[0])
   sys.exit(
     f"{script.name}: run it as python -m sparse_transformer.{script.stem}, in"

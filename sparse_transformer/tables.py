@@ -21,9 +21,10 @@ def size(count: int) -> str:
 def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   """Lines of cells, padded so that columns line up.
 
-  A row may have fewer cells than the others; its last cell may then be a
-  remark of any length, which widens no column. Columns from the index
-  `right_from` on are right-aligned.
+  Args:
+    rows: of cells. A row may have fewer cells than the others; its last cell
+      may then be a remark of any length, which widens no column.
+    right_from: the index of the first column that is right-aligned.
 
   >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
   name   size
@@ -33,6 +34,7 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   rows = [*rows]
   widths = [0] * max(map(len, rows), default=0)
   for row in rows:
+    # A remark may be long, and belongs to no column.
     is_full = len(row) == len(widths)
     for i, cell in enumerate(row if is_full else row[:-1]):
       widths[i] = max(widths[i], len(cell))
@@ -48,7 +50,10 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-  r"""A Markdown table; the first row contains the titles.
+  r"""A Markdown table.
+
+  Args:
+    rows: the first one contains the titles; all have as many cells.
 
   >>> print(markdown([("name", "size"), ("a|b", "1,024")]), end="")
   | name | size |
@@ -57,6 +62,7 @@ def markdown(rows: Iterable[Row]) -> str:
   """
   lines = []
   for row in rows:
+    # A bar would begin the next cell.
     cells = [cell.replace("|", "\\|") for cell in row]
     lines.append(f"| {' | '.join(cells)} |")
     if len(lines) == 1:

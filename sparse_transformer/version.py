@@ -28,9 +28,13 @@ EXTRAS = {
 def missing(error: ModuleNotFoundError) -> str | None:
   """What to install for a module that was not found; None if no extra has it.
 
+  Args:
+    error: of the import.
+
   >>> missing(ModuleNotFoundError(name="flax.nnx"))
   "needs flax; pip install '.[train]' in the clone"
   """
+  # The package of a module: flax of flax.nnx.
   name = (error.name or "").partition(".")[0]
   for extra, modules in EXTRAS.items():
     if name in modules:
@@ -39,16 +43,27 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 
 def packages() -> dict[str, str]:
-  """The versions of the packages that results depend on, if installed."""
+  """The versions of the packages that results depend on: {name: version}.
+
+  Packages that are not installed are left out; none is imported.
+  """
   versions: dict[str, str] = {}
   for name in PACKAGES:
+    # Of several copies on its path, Python imports the first.
     for distribution in importlib.metadata.distributions(name=name):
       versions.setdefault(name, distribution.version)
   return versions
 
 
 def command(**values: object) -> str:
-  """This process's command as a line of a shell, with other values of flags."""
+  """This process's command as a line of a shell.
+
+  Args:
+    **values: flags whose values differ from those given, such as step=700 where
+      the command asked for the last step.
+  """
+  # Separated by a character that no argument contains, words can be
+  # replaced as text.
   line = "\0".join(["python", *sys.orig_argv[1:]])
   for name, value in values.items():
     line = re.sub(rf"\0--?{name}[=\0][^\0]*", "", line) + f"\0--{name}={value}"
@@ -61,6 +76,7 @@ def commit() -> str | None:
 
   None if the library is not used from a git checkout.
   """
+  # Installed in another repository, git would tell that one's commit.
   if not (ROOT / ".git").exists():
     return None
   command = "git", "describe", "--always", "--dirty"

@@ -27,13 +27,27 @@ Lines = Iterable[Mapping[str, Any]]
 def series(
   lines: Lines, split: str, fields: Iterable[str]
 ) -> dict[str, list[float]]:
-  """The values of some fields in the lines of a split: {field: values}."""
+  """The values of some fields in the lines of a split.
+
+  Args:
+    lines: of metrics.jsonl, as dictionaries.
+    split: "train", "validation" or "test".
+    fields: those that all of these lines have.
+
+  Returns:
+    {field: its values, in the order of lines}.
+  """
   of_split = [line for line in lines if line["split"] == split]
   return {field: [line[field] for line in of_split] for field in fields}
 
 
 def bits_by_step(lines: Sequence[Mapping], unit: str) -> "style.Figure":
-  """A figure with the curves of a run: training and validation."""
+  """A figure with the curves of a run: training and validation.
+
+  Args:
+    lines: of metrics.jsonl, as dictionaries.
+    unit: of losses, the label of the y axis.
+  """
   figure, axis = _axis(xlabel="step", ylabel=unit)
   for split, look in LOOKS.items():
     values = series(lines, split, ("step", "bits_per_dim"))
@@ -51,7 +65,7 @@ def bits_by_position(
   Positions that only the first window scores are left out.
 
   Args:
-    bits_L: bits, nan where a position was not scored.
+    bits_L: [length], bits, nan where a position was not scored.
     result: what `eval.py` prints.
   """
   min_context = result["min_context"]
@@ -61,6 +75,8 @@ def bits_by_position(
   figure, axis = _axis(xlabel=label, ylabel=result["unit"])
   axis.set_title(_title(result), fontsize="medium")
 
+  # The first window scores all of its positions, others the last ones only:
+  # means of its first positions would be of a single sequence.
   shown = bits_L[min_context:]
   first = min_context + 1
   end = len(bits_L) + 1
@@ -93,7 +109,13 @@ def bits_by_position(
 def bits_by_pixel(
   bits_L: np.ndarray, shape: tuple[int, int, int], result: Mapping[str, Any]
 ) -> "style.Figure":
-  """`bits_by_position` of images of a shape, with a panel for each channel."""
+  """A figure of mean bits by pixel, with a panel for each channel.
+
+  Args:
+    bits_L: [rows * columns * channels], bits.
+    shape: (rows, columns, channels) of the images.
+    result: what `eval.py` prints.
+  """
   channels = shape[2]
   width = max(WIDTH, PANEL * channels + 1)
   figure, axes = style.subplots(1, channels, width, PANEL + 1)
@@ -114,6 +136,7 @@ def bits_by_pixel(
     )
     axis.set(xlabel="column", ylabel="row", title=names[i])
 
+  # All panels have one scale, so that channels can be compared.
   figure.colorbar(
     image,
     ax=[*axes[0]],
@@ -124,6 +147,7 @@ def bits_by_pixel(
 
 
 def _title(result):
+  """What was scored, and its bits, above lines of overrides."""
   title = "{split}, step {step}, min_context {min_context}".format(**result)
   if result["bits_per_dim"] is not None:
     title += f": {result['bits_per_dim']:.4f}"

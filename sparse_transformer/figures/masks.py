@@ -40,7 +40,17 @@ Layers = Sequence[Sequence[Pattern]]
 def save_patterns(
   path: str | os.PathLike, layers: Layers, shape: Sequence[int], length: int
 ) -> None:
-  """Draws the first 12 patterns of a network as `panels`."""
+  """Draws the first 12 distinct patterns of a network, see `panels`.
+
+  Titles say which layers and heads have a pattern.
+
+  Args:
+    path: of a PNG file.
+    layers: the heads of each layer.
+    shape: of the data, (rows, columns, ...).
+    length: of a sequence.
+  """
+  # Patterns are equal by value, so that equal heads share a panel.
   layers_of: dict[Pattern, set[int]] = {}
   heads_of: dict[Pattern, set[int]] = {}
   for layer, heads in enumerate(layers):
@@ -85,6 +95,16 @@ def panels(
   Above are the positions of one query's keys, in the `shape` of the data, rows
   first; below is the pattern as a matrix of queries (rows) and keys, up to
   position 4,096.
+
+  Args:
+    titles: of the columns.
+    patterns: as many.
+    shape: of the data, whose product is at least the length.
+    length: of a sequence.
+    note: above all columns, if any.
+
+  Raises:
+    ValueError: a pattern does not fit the length.
   """
   for pattern in patterns:
     pattern.check(length)
@@ -106,7 +126,16 @@ def panels(
 def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
 ) -> "tuple[style.Figure, np.ndarray]":
-  """A figure with two panels below each title, and its axes [2, titles]."""
+  """A figure with two panels below each title.
+
+  Args:
+    titles: of the columns; long ones are wrapped.
+    labels: of the upper and the lower row.
+    above: a line above all columns; "" for none.
+
+  Returns:
+    The figure, and its axes [2, titles].
+  """
   wrapped = [_wrapped(title) for title in titles]
   lines = max(title.count("\n") for title in wrapped)
   height = 2 * PANEL + 0.2 * (1 + lines)
@@ -141,7 +170,13 @@ def _wrapped(title):
 
 
 def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
-  """Shows an image in a panel, its cells outlined if they are few."""
+  """Shows an image in a panel, its cells outlined if they are few.
+
+  Args:
+    axis: of Matplotlib.
+    image: RGB, [rows, columns, 3].
+    aspect: "equal" for square cells, "auto" to fill the panel.
+  """
   axis.imshow(image, aspect=aspect, interpolation="nearest")
   axis.set(xticks=[], yticks=[])
   axis.spines[:].set_color(style.GRID)
@@ -181,6 +216,7 @@ def image_of_query(
 ) -> np.ndarray:
   """RGB image of what a query in the lower half sees, in data of a shape."""
   query = shown_query(length)
+  # The data may have more positions than the sequence; those stay empty.
   cells = np.zeros(np.prod(shape), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
@@ -190,7 +226,10 @@ def image_of_query(
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
-  """RGB image of the pairs of the first n positions, without an n x n array."""
+  """RGB image of the pairs of the first n positions.
+
+  It is painted in strips of queries, without an n x n array.
+  """
   keys = np.arange(n, dtype=np.int32)
   size = cell_size(n)
   strips = []
@@ -214,6 +253,14 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   """RGB image of cells, `height` x `width` of them joined into one pixel.
 
   A pixel is paler if fewer of its cells are keys; any query in it hides them.
+
+  Args:
+    cells: [rows, columns], of 0, `KEY`, `QUERY` and `MAYBE`.
+    height: of a pixel, in cells.
+    width: of a pixel, in cells.
+
+  Returns:
+    uint8 [pixels, pixels, 3].
   """
   is_query = cells == QUERY
   keys = pool(is_query | (cells == KEY), height, width)

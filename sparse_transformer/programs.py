@@ -64,7 +64,7 @@ def _processor():
   cores = os.cpu_count()
   if sys.platform == "linux":  # XLA divides work among these
     cores = len(os.sched_getaffinity(0))
-  identity = [*sorted({*lines}), cores, os.environ.get("NPROC")]
+  identity = sorted(set(lines)) + [cores, os.environ.get("NPROC")]
   return f"{zlib.crc32(repr(identity).encode()):08x}"
 
 

@@ -207,7 +207,7 @@ def _evaluation(path):
   """{title: cell} of a score; raises ValueError if the file is damaged."""
   try:
     result = atomic.read_json(path)
-    # Bits are null in JSON if a loss was not finite.
+    # Bits are None if no position was scored.
     bits = result["bits_per_dim"]
     error = result["standard_error"]
     score = "-" if bits is None else f"{bits:.4f} {result['unit']}"

@@ -31,7 +31,7 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   a     1,024
   and 7 more
   """
-  rows = [*rows]
+  rows = list(rows)
   widths = [0] * max(map(len, rows), default=0)
   for row in rows:
     # A remark may be long, and belongs to no column.

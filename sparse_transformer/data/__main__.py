@@ -12,7 +12,7 @@ from sparse_transformer.data import cifar10
 
 def main(argv: Sequence[str]) -> None:
   """Prepares CIFAR-10, and prints where it is and how many records it has."""
-  words = [*argv[1:]]
+  words = list(argv[1:])
   if words != ["prepare", "cifar10"]:
     usage = f"usage: {cifar10.PREPARE} [--data_dir=DIR]"
     raise ValueError(f"cannot run {' '.join(words)!r}; {usage}")

@@ -117,7 +117,7 @@ def _load(config, example, seed=0):
     test = _read(folder, "test", example)
     order = np.random.RandomState(seed).permutation(len(train))
     if seed:  # builders order records by the hash of the image's number
-      hashes = [*map(Hasher("train").hash_key, range(len(train)))]
+      hashes = list(map(Hasher("train").hash_key, range(len(train))))
       # argsort of argsort is the rank: where a record of that number is stored.
       order = np.argsort(np.argsort(hashes))[order]
     validation, rest = map(np.sort, np.split(order, [HELD_OUT]))
@@ -150,7 +150,7 @@ def newest(data_dir: str) -> pathlib.Path:
     # Other formats need TensorFlow or, like parquet, silently lose records.
     paths = place.glob("[0-9]*/*.array_record-*")
     names = {path.parent.name for path in paths}
-    versions = [*filter(Version.is_valid, names)]
+    versions = list(filter(Version.is_valid, names))
     if versions:
       return place / max(versions, key=Version)
 

@@ -103,11 +103,13 @@ class Fasta(codecs.Codec):
   def encode(self, sequences: codecs.Rows) -> bytes:
     """The rows as records of 70 bases a line; a separator begins a new one."""
     lines = []
+    letters = f"{BASES}\n"  # a line break for the separator
     for i, symbols in enumerate(sequences):
-      bases = "".join(f"{BASES}\n"[symbol] for symbol in symbols)
-      records = bases.rstrip("\n").split("\n")
+      text = "".join(letters[symbol] for symbol in symbols)
+      records = text.rstrip("\n").split("\n")
       for number, record in enumerate(records):
         lines.append(f">sample_{i}_{number}" if number else f">sample_{i}")
+
         for start in range(0, len(record), 70):
           lines.append(record[start : start + 70])
     return "".join(f"{line}\n" for line in lines).encode()

@@ -111,7 +111,7 @@ def _has_arrays(folder):
 
 def _distinct(groups):
   """The files of all splits, each once: two splits may have the same files."""
-  return [*dict.fromkeys(itertools.chain.from_iterable(groups.values()))]
+  return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
 
 
 def _of_arrays(groups, fractions):
@@ -141,7 +141,7 @@ def _of_arrays(groups, fractions):
     shape=shape,
     vocab_size=256,
     load=lambda: parts,
-    files=lambda: [*arrays],
+    files=lambda: list(arrays),
   )
   parts = _divide(images, fractions, source.frames)
   return source
@@ -280,7 +280,7 @@ def _open_array(path):
   array = files.map_array(path)
   shape = array.shape
   # Channels come last, or are planes.
-  is_gray = array.ndim == 3 and not {1, 3, 4} & {*shape[1:]}
+  is_gray = array.ndim == 3 and not {1, 3, 4} & set(shape[1:])
   if is_gray:
     array = array[..., np.newaxis]
   are_images = array.ndim == 4 and array.shape[3] in (1, 3) and array.size

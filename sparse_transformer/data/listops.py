@@ -126,7 +126,7 @@ def _append(symbols, most, draw, depth):
     symbols.append(1 + value)
     return value
 
-  name = [*OPERATORS][int(len(OPERATORS) * draw())]
+  name = list(OPERATORS)[int(len(OPERATORS) * draw())]
   symbols.append(SYMBOLS.index(name))
   # From 2 to MOST arguments, each as likely.
   count = 2 + int((MOST - 1) * draw())

@@ -162,8 +162,12 @@ class _Apart(_Data):
     rows = self.examples(split)
 
     # Rows without classes end in -1, which is not scored.
-    is_scored = lambda row: np.ones(1, bool) if self.classes else row >= 0
-    return Lazy(len(rows), lambda i: (row := rows[i], is_scored(row)))
+    def window(i):
+      row = rows[i]
+      scored = np.ones(1, bool) if self.classes else row >= 0
+      return row, scored
+
+    return Lazy(len(rows), window)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,17 +274,20 @@ class Sequences(_Apart):
 
   def _row(self, symbols, label):
     """An example as one array, see `examples`."""
+    number = len(symbols)
     if not self.classes:
       # The smallest dtype that holds -1 and all symbols.
-      row = np.full(self.length, -1, np.min_scalar_type(-self.vocab_size))
-      row[: len(symbols)] = symbols
+      dtype = np.min_scalar_type(-self.vocab_size)
+      row = np.full(self.length, -1, dtype)
+      row[:number] = symbols
       return row
 
     # One array holds all, so that batches of examples are batches of arrays.
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
-    row = np.zeros(self.length + 2, np.min_scalar_type(largest))
-    row[: len(symbols)] = symbols
-    row[-2:] = label, len(symbols)
+    dtype = np.min_scalar_type(largest)
+    row = np.zeros(self.length + 2, dtype)
+    row[:number] = symbols
+    row[-2:] = label, number
     return row
 
 
@@ -311,7 +318,7 @@ class Stream(_Data):
   @property
   def shape(self) -> tuple[int, int]:
     """Rows and columns of the table that positions are embedded by."""
-    return (-(-self.length // self.columns), self.columns)
+    return -(-self.length // self.columns), self.columns
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The sequences that start at each symbol of a split, each [length].
@@ -383,7 +390,8 @@ class Stream(_Data):
       return np.pad(tokens, (0, self.length - len(tokens))), scored
 
     # The first window covers `length` symbols, and each other one `step` more.
-    return Lazy(1 + max(0, -(-(len(data) - self.length) // step)), window)
+    left = max(0, len(data) - self.length)
+    return Lazy(1 + -(-left // step), window)
 
 
 Source = Images | Stream | Sequences

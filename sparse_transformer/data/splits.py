@@ -73,7 +73,7 @@ def listed(
   elif by == "auto":
     files.check_names(path, (str(x.relative_to(path)) for x in every))
 
-  unread = {*files.below(path)}.difference(chosen or every)
+  unread = set(files.below(path)).difference(chosen or every)
   # A file with the right suffix, which only its name excludes.
   are_data = not unread.isdisjoint(every)
   hint = "; data.splits=fractions reads all" if are_data else ""
@@ -130,7 +130,7 @@ def _size(paths):
 
 def _names(folder, paths):
   """The names in a folder that paths begin with; of many, the first three."""
-  names = [*dict.fromkeys(x.relative_to(folder).parts[0] for x in paths)]
+  names = list(dict.fromkeys(x.relative_to(folder).parts[0] for x in paths))
   more = ", ..." if len(names) > 3 else ""
   return ", ".join(names[:3]) + more
 
@@ -173,7 +173,7 @@ def divide(
     ValueError: a part is empty.
   """
   if "validation" in groups:
-    return {**groups}
+    return dict(groups)
 
   # Either "", and no others; or "train", and maybe "test".
   whole, *rest = groups

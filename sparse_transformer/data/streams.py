@@ -16,11 +16,7 @@ from sparse_transformer.data import (
   fasta as fasta_lib,
   files,
 )
-from sparse_transformer.data.sources import (
-  ConfigDict,
-  Stream,
-  register,
-)
+from sparse_transformer.data.sources import ConfigDict, Stream, register
 from sparse_transformer.data.splits import SPLITS, divide, listed
 from sparse_transformer.data.text import JsonLines, Letters, Text
 from sparse_transformer.data.tokens import Tokens
@@ -197,7 +193,7 @@ class Joined:
   """
 
   def __init__(self, parts: Sequence[np.ndarray]):
-    self.parts = [*parts]
+    self.parts = list(parts)
     # Where each part begins, and where the last one ends.
     self.starts = [0, *itertools.accumulate(map(len, parts))]
 

@@ -112,7 +112,7 @@ def _text_of(line, place):
     # Only objects can be unpacked: lists and numbers raise here.
     record = {**json.loads(line)}
     if "text" not in record:
-      raise ValueError(f"its fields are {reprlib.repr([*record])}")
+      raise ValueError(f"its fields are {reprlib.repr(list(record))}")
     return HALF.subn("\ufffd", record["text"])
   except Exception as error:
     raise ValueError(

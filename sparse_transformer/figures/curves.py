@@ -139,7 +139,7 @@ def bits_by_pixel(
   # All panels have one scale, so that channels can be compared.
   figure.colorbar(
     image,
-    ax=[*axes[0]],
+    ax=list(axes[0]),
     label=result["unit"],
     extend="both",
   )

@@ -58,7 +58,7 @@ def save_patterns(
       layers_of.setdefault(pattern, set()).add(layer)
       heads_of.setdefault(pattern, set()).add(head)
 
-  drawn = [*layers_of][:MAX_PANELS]
+  drawn = list(layers_of)[:MAX_PANELS]
   titles = []
   for pattern in drawn:
     in_layers = first_few(layers_of[pattern], len(layers))
@@ -160,11 +160,7 @@ def _wrapped(title):
   def whole(term):
     return term[0].replace(" ", "\xa0" if len(term[0]) <= LINE else " ")
 
-  wrap = textwrap.TextWrapper(
-    width=LINE,
-    max_lines=MAX_LINES,
-    placeholder=" ...",
-  )
+  wrap = textwrap.TextWrapper(LINE, max_lines=MAX_LINES, placeholder=" ...")
   lines = re.sub(r"\w*\([^()]*\)", whole, title).splitlines()
   return "\n".join(map(wrap.fill, lines))
 

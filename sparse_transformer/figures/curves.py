@@ -50,6 +50,7 @@ def bits_by_step(lines: Sequence[Mapping], unit: str) -> "style.Figure":
   """
   figure, axis = _axis(xlabel="step", ylabel=unit)
   for split, look in LOOKS.items():
+    # A run that has just begun has no validation yet.
     values = series(lines, split, ("step", "bits_per_dim"))
     if values["step"]:
       _plot(axis, values["step"], values["bits_per_dim"], label=split, **look)
@@ -87,8 +88,10 @@ def bits_by_position(
   space = np.geomspace if is_scaled else np.linspace
   bounds = space(first, end, BLOCKS + 1).round()
   bounds = np.unique(bounds.astype(int))
+  # Rounded bounds may coincide where blocks are narrow; `unique` drops those.
   starts = bounds[:-1]
   centers = (starts + bounds[1:] - 1) / 2
+
   means = _mean_of_blocks(shown, starts - first)
   _plot(axis, centers, means, color=style.DARK)
   if result["bits_per_dim"] is not None:
@@ -151,6 +154,7 @@ def _title(result):
   title = "{split}, step {step}, min_context {min_context}".format(**result)
   if result["bits_per_dim"] is not None:
     title += f": {result['bits_per_dim']:.4f}"
+
   overrides = [f"{k}={v}" for k, v in result["overrides"].items()]
   return "\n".join([title, *overrides])
 
@@ -173,8 +177,17 @@ def _plot(axis, x, y, **look):
 
 
 def _mean_of_blocks(values, starts):
-  """Means of blocks, ignoring nan; nan where all values of a block are."""
+  """Means of blocks of positions, ignoring nan.
+
+  Args:
+    values: [n], nan where a position was not scored.
+    starts: the first position of each block, increasing integers.
+
+  Returns:
+    Means, [blocks]; nan where all values of a block are.
+  """
   known = ~np.isnan(values)
   sums = np.add.reduceat(np.where(known, values, 0), starts)
   counts = np.add.reduceat(known, starts, dtype=int)
+  # Where nothing is counted, the quotient is not used, but must not warn.
   return np.where(counts, sums / np.maximum(counts, 1), np.nan)

@@ -137,6 +137,7 @@ def columns(
     The figure, and its axes [2, titles].
   """
   wrapped = [_wrapped(title) for title in titles]
+  # The figure grows with the lines of its titles; panels keep their size.
   lines = max(title.count("\n") for title in wrapped)
   height = 2 * PANEL + 0.2 * (1 + lines)
   height += 0.25 * len(above.splitlines())
@@ -157,6 +158,7 @@ def columns(
 def _wrapped(title):
   """A title in short lines, within no parentheses which fit on a line."""
 
+  # Spaces that do not break a line keep Strided(128, first=0) in one piece.
   def whole(term):
     return term[0].replace(" ", "\xa0" if len(term[0]) <= LINE else " ")
 
@@ -177,6 +179,7 @@ def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
   axis.set(xticks=[], yticks=[])
   axis.spines[:].set_color(style.GRID)
 
+  # Lines between more cells would hide them.
   rows, columns = image.shape[:2]
   if max(rows, columns) > MAX_OUTLINED:
     return
@@ -186,7 +189,13 @@ def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
 
 
 def _separate(draw, number, length):
-  """Draws lines of a length between a number of cells."""
+  """Draws lines between cells.
+
+  Args:
+    draw: `axis.hlines` or `axis.vlines`.
+    number: of cells that the lines separate.
+    length: of the lines, in cells.
+  """
   between = np.arange(0.5, number - 1)
   draw(
     between,
@@ -199,6 +208,8 @@ def _separate(draw, number, length):
 
 def shown_query(n: int) -> int:
   """The query, of n, whose keys are drawn in the data."""
+  # In the lower half, where it has many keys, and at no multiple
+  # of most strides.
   return min(n - 1, int(n * 0.71))
 
 
@@ -210,7 +221,14 @@ def cell_size(n: int) -> int:
 def image_of_query(
   pattern: Pattern, length: int, shape: Sequence[int]
 ) -> np.ndarray:
-  """RGB image of what a query in the lower half sees, in data of a shape."""
+  """RGB image of what a query in the lower half sees.
+
+  Args:
+    pattern: the pattern.
+    length: of a sequence.
+    shape: of the data, (rows, columns, ...), in which positions are laid out
+      row by row.
+  """
   query = shown_query(length)
   # The data may have more positions than the sequence; those stay empty.
   cells = np.zeros(np.prod(shape), np.uint8)
@@ -228,19 +246,28 @@ def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
   """
   keys = np.arange(n, dtype=np.int32)
   size = cell_size(n)
+
   strips = []
   for start in range(0, n, size):
     queries = keys[start : start + size, None]
     cells = _cells(pattern, queries, keys)
+    # The diagonal, where a query is its own key.
     cells = np.where(queries == keys, QUERY, cells)
     strips.append(paint(cells, size, size))
   return np.concatenate(strips)
 
 
 def _cells(pattern, q, k):
-  """The values of pairs: KEY, MAYBE or 0."""
+  """The values of pairs: KEY, MAYBE or 0.
+
+  Args:
+    pattern: the pattern.
+    q: positions of queries.
+    k: positions of keys; both broadcast.
+  """
   if not pattern.contents():
     return np.where(pattern.mask(q, k), KEY, 0)
+  # With all keys that content may choose, less those that are always seen.
   cells = np.where(pattern.support().mask(q, k), MAYBE, 0)
   return np.where(pattern.static_part().mask(q, k), KEY, cells)
 
@@ -259,7 +286,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
     uint8 [pixels, pixels, 3].
   """
   is_query = cells == QUERY
-  keys = pool(is_query | (cells == KEY), height, width)
+  keys = pool(cells == KEY, height, width)
   maybe = pool(cells == MAYBE, height, width)
   queries = pool(is_query, height, width)
 
@@ -269,6 +296,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   white = style.rgb("#ffffff")
   to_blue = style.rgb(style.LIGHT) - white
   image = white + to_blue * shade[..., None]
+  # The last color wins: query over yellow over blue, but keys hide yellow.
   maybe[keys > 0] = 0
   image[maybe > 0] = style.rgb(style.PALE)
   image[queries > 0] = style.rgb(style.DARK)
@@ -276,9 +304,18 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:
-  """Means over blocks of the given sizes; the last ones may be smaller."""
+  """Means over blocks of cells; the last ones may be smaller.
+
+  Args:
+    cells: [rows, columns], numbers or booleans.
+    *sizes: height and width of a block.
+
+  Returns:
+    Floats [blocks, blocks], between 0 and 1 for booleans.
+  """
   for axis, size in enumerate(sizes):
     starts = np.arange(0, cells.shape[axis], size)
+    # The last block may be cut off.
     lengths = np.diff(starts, append=cells.shape[axis])
     sums = np.add.reduceat(cells, starts, axis=axis, dtype=float)
     cells = sums / np.expand_dims(lengths, 1 - axis)

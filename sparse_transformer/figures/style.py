@@ -35,7 +35,17 @@ COLORS = (
 def subplots(
   rows: int, columns: int, width: float, height: float
 ) -> "tuple[Figure, np.ndarray]":
-  """A figure of `width` x `height` inches, and its axes [rows, columns]."""
+  """A figure with a grid of axes.
+
+  Args:
+    rows: of axes.
+    columns: of axes.
+    width: of the figure, in inches.
+    height: of the figure, in inches.
+
+  Returns:
+    The figure, and its axes [rows, columns], also if there is one.
+  """
   # One that pyplot does not manage needs no display and need not be closed.
   from matplotlib.figure import Figure
 
@@ -52,10 +62,15 @@ def open_frame(axis: Any) -> None:
 
 def save(figure: "Figure", path: str | os.PathLike) -> None:
   """Writes a figure as a PNG file, completely or not at all."""
+  # The new file has another suffix, so the format is named.
   with atomic.writing(pathlib.Path(path)) as new:
     figure.savefig(new, format="png")
 
 
 def rgb(color: str) -> np.ndarray:
-  """Red, green and blue of '#rrggbb', each from 0 to 255."""
+  """Red, green and blue of a color, each from 0 to 255.
+
+  >>> rgb("#0a00ff").tolist()
+  [10, 0, 255]
+  """
   return np.array(list(bytes.fromhex(color[1:])))

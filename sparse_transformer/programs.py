@@ -16,9 +16,9 @@ LARGEST = 2**30
 def keep() -> None:
   """Tells JAX to keep compiled programs in a user's cache.
 
-  JAX must not be imported yet, since it reads the variable when it is. A user
-  who has set `DIRECTORY`, if only to nothing, has decided otherwise. Wherever
-  programs are kept, damaged ones are compiled again and replaced.
+  Call it before JAX is imported, which reads the variable `DIRECTORY` then. If
+  the user has set it, even to nothing, that decides instead. In either case, a
+  damaged program is deleted, compiled again and kept.
   """
   warnings.filterwarnings("always", DAMAGED)
   # JAX warns of a damaged program, and goes on; a hook on warnings is the only
@@ -37,7 +37,7 @@ def keep() -> None:
     return
 
   os.environ[DIRECTORY] = str(folder)
-  # A full disk does not matter here.
+  # That the disk is full, of which JAX warns, is of no use to the user.
   warnings.filterwarnings("ignore", "Error writing persistent compilation")
 
 

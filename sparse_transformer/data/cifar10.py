@@ -115,11 +115,17 @@ def _load(config, example, seed=0):
 
     train = _read(folder, "train", example)
     test = _read(folder, "test", example)
+    # The validation records are the first of a random order.
     order = np.random.RandomState(seed).permutation(len(train))
-    if seed:  # builders order records by the hash of the image's number
+
+    # With seed 0 that is an order of records. The authors of another seed draw
+    # an order of images, as CIFAR-10's files number them. Builders sort records
+    # by the hash of this number, so the rank of an image's hash is its record.
+    if seed:
       hashes = list(map(Hasher("train").hash_key, range(len(train))))
-      # argsort of argsort is the rank: where a record of that number is stored.
-      order = np.argsort(np.argsort(hashes))[order]
+      record_of_image = np.argsort(np.argsort(hashes))
+      order = record_of_image[order]
+
     validation, rest = map(np.sort, np.split(order, [HELD_OUT]))
     return {
       "train": chosen(train, rest),

@@ -88,7 +88,8 @@ def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   root = cifar10.root(data_dir)
-  with files.blame(root / Cifar10Bytes.name):  # which an earlier one has left
+  # The builder reads what an earlier call has left, which may be damaged.
+  with files.blame(root / Cifar10Bytes.name):
     builder = Cifar10Bytes(data_dir=root, file_format="array_record")
 
   if not builder.data_path.exists():

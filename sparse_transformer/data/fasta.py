@@ -58,7 +58,10 @@ class Fasta(codecs.Codec):
     return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """See `Codec.decode`; letters are converted in place, in blocks."""
+    """The symbols of a file: uint8, one for each base or end of a record.
+
+    See `Codec.decode`; letters are converted in place, in blocks.
+    """
     # Editors on Windows begin a file with this mark of UTF-8.
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not IS_FASTA.match(data):
@@ -83,6 +86,7 @@ class Fasta(codecs.Codec):
     blocks = np.array_split(symbols, 1 + len(symbols) // BLOCK)
     _draw_ambiguous(text, blocks, path)
 
+    # All letters are now bases or END: each becomes its index.
     table = codecs.letter_table(BASES + END)
     for block in blocks:
       block[:] = np.frombuffer(block.tobytes().translate(table), np.uint8)

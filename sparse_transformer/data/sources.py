@@ -273,7 +273,7 @@ class Sequences(_Apart):
     return Lazy(len(examples), row)
 
   def _row(self, symbols, label):
-    """An example as one array, see `examples`."""
+    """Lays out an example as `examples` describes, in the smallest dtype."""
     number = len(symbols)
     if not self.classes:
       # The smallest dtype that holds -1 and all symbols.

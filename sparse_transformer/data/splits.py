@@ -87,7 +87,18 @@ def listed(
 
 
 def _named(folder, every, by_file, by):
-  """{file: (the split that it is named after, the kind of the name)}."""
+  """Finds the split that each file in a folder is named after.
+
+  Args:
+    folder: the data.
+    every: its files.
+    by_file: whether names of files count, besides those of folders.
+    by: "auto" keeps the kinds of names apart; with anything else, all are of
+      the kind "".
+
+  Returns:
+    {file: (split, kind)}; the kind is "folder", or a suffix in lowercase.
+  """
   named: dict[pathlib.Path, tuple[str, str]] = {}
   for file in every:
     # The outermost folder counts: train/books/val.txt is for training.

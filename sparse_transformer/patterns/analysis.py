@@ -117,7 +117,19 @@ def _reduce_full(ufunc, read, pairs, empty, by_key):
 
 
 def _reduce_tiles(ufunc, read, pairs, empty, by_key):
-  """Reduces over the other tiles, pair by pair."""
+  """Reduces over the tiles that are not full, pair by pair.
+
+  Args:
+    ufunc: the reduction, such as np.maximum.
+    read: the values to reduce, [n, words]: by the place of their key or, if
+      `by_key`, of their query.
+    pairs: the tiles that are not full.
+    empty: the result where a reader reads nothing.
+    by_key: whether keys read queries, not queries keys.
+
+  Returns:
+    The results by the place of the reader, [n, words].
+  """
   n, words = read.shape
   rows = pairs.tiles.rows
   cols = pairs.tiles.cols

@@ -125,7 +125,9 @@ class Content(Checked):
   def find_buckets(self, known: Known) -> Array:
     """Finds the buckets of each position, which decide its pairs.
 
-    A bucket is a hash value, a cluster, or a block of keys.
+    A bucket is a hash value, a cluster, or a block of keys. Those of a position
+    must depend on nothing after it. Nothing checks this at run time:
+    tests/attention/test_content.py looks for leaks of every pattern.
 
     Args:
       known: queries, keys, and what else there is.
@@ -139,6 +141,9 @@ class Content(Checked):
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple["Near | Chosen", ...]:
     """Makes the sets of pairs whose union this pattern is.
+
+    Each pair must lie in `support()`, which by default is k <= q. Executors do
+    not check it again.
 
     Args:
       buckets_BHLC: from `find_buckets`.

@@ -132,6 +132,12 @@ class LSH(_Grouped):
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
+    """Returns one set for each round: the earlier positions of a bucket.
+
+    A bucket has consecutive coordinates, more than `window` from any other's.
+    `Near` pairs a query with the keys whose coordinates are 0 to `window` - 1
+    below its own.
+    """
     rounds = [
       _sort(buckets_BHLC[..., r], self.window, segments_BL)
       for r in range(self.rounds)
@@ -141,8 +147,10 @@ class LSH(_Grouped):
 
     sets = []
     for r, (order, coordinates, _) in enumerate(rounds):
-      # One less as a query than as a key: the query itself is out of reach,
-      # except in the first round if it has no earlier position in any.
+      # A query's own coordinate is one less than the same position's as a key,
+      # so that it sees only earlier positions. In the first round it is equal
+      # if the query is the first of its bucket in every round: it then sees
+      # itself.
       as_query = coordinates - 1
       if r == 0:
         as_query = as_query + is_alone.astype(as_query.dtype)

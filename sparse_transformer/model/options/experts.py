@@ -183,7 +183,8 @@ def mix(
     mix_part,
     in_specs=(Weights(**specs), positions, positions, positions),
     out_specs=positions,
-    # The carry of a loop would have to vary over devices from its start.
+    # This check would reject the loops of `_mix_positions`: their results start
+    # as zeros, which are the same on all devices, and then differ.
     check_vma=False,
   )(weights, x_BLD, chosen_BLK, factors_BLK)
 
@@ -272,8 +273,10 @@ def _backward(saved, dout_SD):
     factors_T1 = factors_VT[v][:, None]
     a_TF, activate_vjp = jax.vjp(activate, h_VTF[v])
 
-    # Gradient of the expert's output before it is multiplied by its factor.
+    # The gradient of the activation, before the factor is applied.
     da_TF = _product(dout_TD.astype(dtype), expert.kernel_out.T)
+    # A factor's gradient is the product of dout and the expert's output, which
+    # is a @ kernel_out + bias_out; so the output need not be stored.
     dfactors_T = (a_TF * da_TF).sum(1)
     dfactors_T += dout_TD @ expert.bias_out
 

@@ -32,16 +32,14 @@ def check_arrays(
   first: jax.Array | int | None = None,
 ) -> tuple[Queries, Keys, jax.Array | None]:
   """The arrays of `attend`, batched, and `first`, once they are checked."""
-  arrays = q_BLHK, k_BMGK, v_BMGE
-  fault = _find_fault(*arrays, is_slice=first is not None)
+  arrays = dict(q=q_BLHK, k=k_BMGK, v=v_BMGE)
+  fault = _find_fault(q_BLHK, k_BMGK, v_BMGE, is_slice=first is not None)
   if fault is not None:
-    types = ", ".join(
-      f"{name} {type_of(x)}" for name, x in zip("qkv", arrays, strict=True)
-    )
+    types = ", ".join(f"{name} {type_of(x)}" for name, x in arrays.items())
     raise ValueError(f"{fault}, got {types}")
 
   is_unbatched = q_BLHK.ndim == 3
-  q, k, v = map(jnp.asarray, arrays)
+  q, k, v = map(jnp.asarray, arrays.values())
   if is_unbatched:
     q, k, v = q[None], k[None], v[None]
   length = q.shape[1]

@@ -185,8 +185,8 @@ class Group:
 
     num_key_heads = k.shape[1]
     group = num_heads // num_key_heads
-    shape = (num_key_heads, group) if mask.shape[1] > 1 else (1, 1)
-    mask = mask.reshape(1, len(mask), *shape, -1)
+    own_group = group if mask.shape[1] > 1 else 1
+    mask = mask.reshape(1, len(mask), -1, own_group, mask.shape[2])
     bias = None
     if bias_HD is not None:
       own_HD = bias_HD[np.array(self.heads)]

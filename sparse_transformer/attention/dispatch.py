@@ -22,7 +22,6 @@ from sparse_transformer.attention import (
 )
 from sparse_transformer.attention.content import binding
 from sparse_transformer.attention.executors import dense
-from sparse_transformer.attention.orders import apply
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -150,10 +149,13 @@ def attend(
     _check_slice(request)
 
   # Each device is asked for its own sequences and heads.
-  arrays = queries, keys, directions, bias_HD, first
+  own_request = _of_device(request, queries.q)
   # Loops that are run eagerly would be compiled at each call.
-  run = _on_devices_compiled if _are_concrete(arrays) else _on_devices
-  out, lse = run(executor, _of_device(request, queries.q), *arrays)
+  is_eager = _are_concrete((queries, keys, directions, bias_HD, first))
+  run = _on_devices_compiled if is_eager else _on_devices
+  out, lse = run(
+    executor, own_request, queries, keys, directions, bias_HD, first
+  )
 
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, num_heads)
@@ -221,7 +223,7 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
     arrays=(queries.q, keys.k, keys.v),
     rest=((queries.segments, keys.segments), directions, bias_HD, first),
     specs=(
-      PartitionSpec(*split.spec[:2]),
+      split._replace(heads=()).spec,
       direction_specs,
       by_head,
       PartitionSpec(),
@@ -232,8 +234,9 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
 _on_devices_compiled = jax.jit(_on_devices, static_argnums=(0, 1))
 
 
-def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, rest):
+def _on_device(executor, request, arrays, rest):
   """(out_BLHE, lse_BLH) of what a device has."""
+  q_BLHK, k_BMGK, v_BMGE = arrays
   (query_segments, key_segments), directions, bias_HD, first = rest
   queries = contract.Queries(q_BLHK, query_segments)
   keys = contract.Keys(k_BMGK, v_BMGE, key_segments)
@@ -249,8 +252,7 @@ def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, rest):
     request, (directions, bias_HD) = sequence_parallel.own_heads(
       request, (directions, bias_HD)
     )
-    to_heads = functools.partial(sequence_parallel.to_heads, axes)
-    queries, keys = apply(to_heads, (queries, keys))
+    queries, keys = sequence_parallel.to_heads(axes, (queries, keys))
 
   runtime_tables = binding.prepare(
     request.patterns, queries, keys, directions, request.tile
@@ -259,5 +261,5 @@ def _on_device(executor, request, q_BLHK, k_BMGK, v_BMGE, rest):
     executor, request, queries, keys, bias_HD, runtime_tables, first
   )
   if over_heads:
-    return sequence_parallel.to_positions(axes, out_BLHE, lse_BLH)
+    return sequence_parallel.to_positions(axes, (out_BLHE, lse_BLH))
   return out_BLHE, lse_BLH

@@ -6,6 +6,7 @@ and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
 
 import abc
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,10 +15,8 @@ import numpy as np
 from jax import Array, lax
 
 from sparse_transformer.attention.contract import Keys, Queries, Scores
-from sparse_transformer.attention.orders import apply
 from sparse_transformer.patterns import Pattern
 
-Arrays = tuple[Array, ...]
 Softmax = tuple[Array, Array]  # (out, lse)
 
 
@@ -45,37 +44,32 @@ class TileLoop(abc.ABC):
     """The first step of a group, and the one after its last."""
     raise NotImplementedError("groups have a single step")
 
-  def arrange_queries(self, *arrays: Array) -> Arrays:
+  def arrange_queries(self, arrays: Any) -> Any:
     """Arrays of queries, in the form that `queries` reads."""
     return arrays
 
-  def arrange_keys(self, *arrays: Array) -> Arrays:
+  def arrange_keys(self, arrays: Any) -> Any:
     """Arrays of keys, in the form that `keys` reads and `add` changes."""
     return arrays
 
-  def restore_queries(self, *arrays: Array) -> Arrays:
+  def restore_queries(self, arrays: Any) -> Any:
     """[B, L, H, ...] from arrays that `put` filled with gradients."""
     return arrays
 
-  def restore_keys(self, *arrays: Array) -> Arrays:
+  def restore_keys(self, arrays: Any) -> Any:
     """Undoes `arrange_keys`, of gradients."""
     return arrays
 
-  def merge(self, out: Array, lse: Array) -> Arrays:
+  def merge(self, out: Array, lse: Array) -> Softmax:
     """(out_BLHE, lse_BLH) from arrays that `put` filled with results."""
-    return self.restore_queries(out, lse)
+    return self.restore_queries((out, lse))
 
   @abc.abstractmethod
-  def queries(self, i: Array, *arrays: Array) -> Arrays:
+  def queries(self, i: Array, arrays: Any) -> Any:
     """The query tiles of a group, from arrays of queries."""
 
   @abc.abstractmethod
-  def keys(
-    self,
-    i: Array,
-    j: Array,
-    *arrays: Array,
-  ) -> Arrays:
+  def keys(self, i: Array, j: Array, arrays: Any) -> Any:
     """The key tiles of a step, from arrays of keys."""
 
   @abc.abstractmethod
@@ -138,12 +132,12 @@ def forward(
     out_BLHE and lse_BLH, in float32 or wider: 0 and -inf without keys.
   """
   dtype = _wide(queries.q)
-  queries = apply(loop.arrange_queries, queries)
-  keys = apply(loop.arrange_keys, keys)
+  queries = loop.arrange_queries(queries)
+  keys = loop.arrange_keys(keys)
   value_width = keys.v.shape[-1]
 
   def run_group(i, results):
-    group = apply(functools.partial(loop.queries, i), queries)
+    group = loop.queries(i, queries)
     q = group.q * _scale(group.q, scores)
     zeros = jnp.zeros_like(q, dtype, (*q.shape[:-1], value_width))
     normalizer = zeros[..., :1]
@@ -151,7 +145,7 @@ def forward(
     empty = Running(zeros, maximum, normalizer)
 
     def run_step(j):
-      tile = apply(functools.partial(loop.keys, i, j), keys)
+      tile = loop.keys(i, j, keys)
       pairs = _within_segments(loop.pairs(i, j), group, tile)
       run_tile = lambda: _softmax_of_tile(
         q, tile, pairs, scores, loop.bias(i, j)
@@ -178,8 +172,7 @@ def forward(
     jnp.full_like(q, -jnp.inf, dtype, shape),
   )
   all_out, all_lse = lax.fori_loop(0, loop.num, run_group, results)
-  out, lse = loop.merge(all_out, all_lse)
-  return out, lse
+  return loop.merge(all_out, all_lse)
 
 
 def backward(
@@ -195,12 +188,12 @@ def backward(
     bias, if there is one.
   """
   dtype = _wide(queries.q)
-  queries = apply(loop.arrange_queries, queries)
-  keys = apply(loop.arrange_keys, keys)
+  queries = loop.arrange_queries(queries)
+  keys = loop.arrange_keys(keys)
 
   def run_group(i, sums):
     all_dq, dk, dv, dbias = sums
-    group = apply(functools.partial(loop.queries, i), queries)
+    group = loop.queries(i, queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
@@ -210,7 +203,7 @@ def backward(
 
     def run_step(j, sums):
       dq, dk, dv, dbias = sums
-      tile = apply(functools.partial(loop.keys, i, j), keys)
+      tile = loop.keys(i, j, keys)
       pairs = _within_segments(loop.pairs(i, j), group, tile)
 
       def run_tile():
@@ -250,8 +243,8 @@ def backward(
     loop.dbias,
   )
   dq, dk, dv, dbias = lax.fori_loop(0, loop.num, run_group, zeros)
-  (dq,) = loop.restore_queries(dq)
-  dk, dv = loop.restore_keys(dk, dv)
+  dq = loop.restore_queries(dq)
+  dk, dv = loop.restore_keys((dk, dv))
   return dq, dk, dv, *jax.tree.leaves(dbias)
 
 
@@ -365,7 +358,7 @@ def _log_sum(maximum, normalizer):
   return jnp.where(is_empty, -jnp.inf, lse)
 
 
-def merge(*results: Softmax) -> Softmax:
+def merge(results: Sequence[Softmax]) -> Softmax:
   """(out [..., E], lse [...]) over all keys, from those over disjoint sets."""
   if len(results) == 1:
     return results[0]

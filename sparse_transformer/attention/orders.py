@@ -3,7 +3,6 @@
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,11 +28,11 @@ class Arrangement(abc.ABC):
     """The position at each place, int32 [places], -1 for padding."""
 
   @abc.abstractmethod
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def arrange(self, arrays: Any) -> Any:
     """Arrays [B, L, ...] in this order; padded places hold finite values."""
 
   @abc.abstractmethod
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def restore(self, arrays: Any) -> Any:
     """Undoes `arrange`; a position without a place gets 0."""
 
 
@@ -56,16 +55,17 @@ class Order(Arrangement):
     rows = jnp.asarray(self.rows)
     return jnp.where(rows < 0, -1, self.first + rows)
 
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def arrange(self, arrays: Any) -> Any:
     if self.is_natural:
       return arrays
-    return tuple(jnp.take(x, self.rows.clip(0), axis=1) for x in arrays)
+    rows = self.rows.clip(0)
+    return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), arrays)
 
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+  def restore(self, arrays: Any) -> Any:
     if self.is_natural:
       return arrays
     take = functools.partial(jnp.take, axis=1, mode="fill", fill_value=0)
-    return tuple(take(x, self.places) for x in arrays)
+    return jax.tree.map(lambda x: take(x, self.places), arrays)
 
 
 def make_order(
@@ -97,50 +97,48 @@ class Orders(Arrangement):
   def positions(self) -> Table:
     return jnp.concatenate([jnp.asarray(x.positions) for x in self.orders])
 
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    # Rows of all heads at once are long, and few.
-    rows = [_join_heads(x) for x in arrays]
-    by_order = [order.arrange(*rows) for order in self.orders]
-    arranged = []
-    for i, x in enumerate(arrays):
-      pieces = [pieces_of[i] for pieces_of in by_order]
+  def arrange(self, arrays: Any) -> Any:
+    def arrange_array(x):
+      # Rows of all heads at once are long, and few.
+      rows = _join_heads(x)
+      pieces = [order.arrange(rows) for order in self.orders]
       joined = pieces[0]
       if len(pieces) > 1:
         joined = jnp.concatenate(pieces, 1)
-      arranged.append(_split_heads(joined, x))
-    return tuple(arranged)
+      return _split_heads(joined, x)
 
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    return jax.tree.map(arrange_array, arrays)
+
+  def restore(self, arrays: Any) -> Any:
     """Undoes `arrange` for gradients: adds up all places of a position."""
+    leaves, structure = jax.tree.flatten(arrays)
     restored: list[jax.Array] = []
-    for x in arrays:
+    for x in leaves:
       # In turn, so that only one of them needs memory at a time.
       x, restored = lax.optimization_barrier((x, restored))
       total = self._sum_places(_join_heads(x))
       restored.append(_split_heads(total, x))
-    return tuple(restored)
+    return jax.tree.unflatten(structure, restored)
 
   def _sum_places(self, x):
     """The sum over the orders of the rows that a position has in each."""
     sizes = [len(order.rows) for order in self.orders]
     ends = np.cumsum(sizes)[:-1]
     sums: list[jax.Array] = []
-    for order, piece in zip(
-      self.orders,
-      jnp.split(x, ends, 1),
-      strict=True,
-    ):
-      sums += order.restore(piece)
+    pieces = jnp.split(x, ends, 1)
+    for order, piece in zip(self.orders, pieces, strict=True):
+      sums.append(order.restore(piece))
     return functools.reduce(jnp.add, sums)
 
 
-def _join_heads(x_BL):
-  return x_BL.reshape(*x_BL.shape[:2], -1)
+def _join_heads(x_BLH):
+  batch, length = x_BLH.shape[:2]
+  return x_BLH.reshape(batch, length, -1)
 
 
 def _split_heads(x_BL, like_BLH):
   """Rows that `_join_heads` joined, with the heads of another array."""
-  return x_BL.reshape(*x_BL.shape[:2], *like_BLH.shape[2:])
+  return x_BL.reshape(x_BL.shape[:2] + like_BLH.shape[2:])
 
 
 def orders_of(layout: Layout) -> tuple[Order, Order]:
@@ -161,9 +159,3 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
 
 # Arranges nothing, at any length; its positions are never read.
 NATURAL = make_order(np.arange(0), 0)
-
-
-def apply(function: Callable[..., Any], arrays: Any) -> Any:
-  """function(*arrays) of a pytree's arrays, in the same structure."""
-  leaves, structure = jax.tree.flatten(arrays)
-  return jax.tree.unflatten(structure, function(*leaves))

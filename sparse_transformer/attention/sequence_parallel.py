@@ -126,39 +126,46 @@ class Exchange(Arrangement):
   def positions(self) -> Table:
     return of_device(self.route.positions, self.axes)
 
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    held = arrays
-    if self.route.sizes:
-      sent = of_device(self.route.sent, self.axes)
-      held = tuple(
-        jnp.concatenate([x, self._send(_take(x, sent))], 1) for x in arrays
-      )
+  def arrange(self, arrays: Any) -> Any:
+    sent = of_device(self.route.sent, self.axes)
     read = of_device(self.route.read, self.axes)
-    return tuple(_take(x, read) for x in held)
 
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    def arrange_array(x):
+      if self.route.sizes:
+        received = self._send(_take(x, sent))
+        x = jnp.concatenate([x, received], 1)
+      return _take(x, read)
+
+    return jax.tree.map(arrange_array, arrays)
+
+  def restore(self, arrays: Any) -> Any:
     """Adds results on the devices that hold their positions."""
     route = self.route
     inverse = _inverse(route.read, route.own + route.sent.shape[1])
     place = of_device(inverse, self.axes)
-    held = [_take(x, place) for x in arrays]
-    totals = [x[:, : route.own] for x in held]
-    if not route.sizes:
-      return tuple(totals)
 
-    came = [self._send(x[:, route.own :], step=-1) for x in held]
-    # One message after another: a row that several have read is then added in
-    # the same order each time, and never twice in one operation.
-    first = 0
-    for size in route.sizes:
-      message = slice(first, first + size)
-      at = of_device(route.sent[:, message], self.axes)
-      totals = [
-        x.at[:, at].add(new[:, message], mode="drop", unique_indices=True)
-        for x, new in zip(totals, came, strict=True)
-      ]
-      first += size
-    return tuple(totals)
+    def restore_array(x):
+      held = _take(x, place)
+      total = held[:, : route.own]
+      if not route.sizes:
+        return total
+
+      came = self._send(held[:, route.own :], step=-1)
+      # One message after another: a row that several have read is then added in
+      # the same order each time, and never twice in one operation.
+      first = 0
+      for size in route.sizes:
+        message = slice(first, first + size)
+        at = of_device(route.sent[:, message], self.axes)
+        total = total.at[:, at].add(
+          came[:, message],
+          mode="drop",
+          unique_indices=True,
+        )
+        first += size
+      return total
+
+    return jax.tree.map(restore_array, arrays)
 
   def _send(self, x_BL, step=1):
     """Sends messages or, with a step of -1, what was added to them back."""
@@ -206,14 +213,14 @@ class OverHeads(Arrangement):
   def positions(self) -> Table:
     return self.order.positions
 
-  def arrange(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return self.order.arrange(*to_heads(self.axes, *arrays))
+  def arrange(self, arrays: Any) -> Any:
+    return self.order.arrange(to_heads(self.axes, arrays))
 
-  def restore(self, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    return to_positions(self.axes, *self.order.restore(*arrays))
+  def restore(self, arrays: Any) -> Any:
+    return to_positions(self.axes, self.order.restore(arrays))
 
 
-def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def to_heads(axes: Axes, arrays: Any) -> Any:
   """All positions of a device's heads, or of a single head for all devices."""
 
   def exchange(x_BLH):
@@ -221,12 +228,15 @@ def to_heads(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
       return lax.all_gather(x_BLH, axes, axis=1, tiled=True)
     return lax.all_to_all(x_BLH, axes, 2, 1, tiled=True)
 
-  return tuple(map(exchange, arrays))
+  return jax.tree.map(exchange, arrays)
 
 
-def to_positions(axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+def to_positions(axes: Axes, arrays: Any) -> Any:
   """Undoes `to_heads`."""
-  return tuple(lax.all_to_all(x, axes, 1, 2, tiled=True) for x in arrays)
+  return jax.tree.map(
+    lambda x: lax.all_to_all(x, axes, 1, 2, tiled=True),
+    arrays,
+  )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -345,8 +355,9 @@ def plan_device(
         plans.append((plan, heads))
       continue
 
-    key: Any = executor, part, slices, of_part
-    tables = _tables(*key)
+    # Executors are frozen, and so hashable, which their protocol does not say.
+    hashable: Any = executor
+    tables = _tables(hashable, part, slices, of_part)
     plan = contract.Plan(
       pattern=part,
       tile=tile,

@@ -1,7 +1,7 @@
 """Attention on several devices: within `jax.shard_map`, on any mesh."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -89,14 +89,14 @@ def num_devices(x: jax.Array, axes: Axes) -> int:
 def on_any_mesh(
   attention: Callable[..., Results],
   split: Split,
-  arrays: Sequence[jax.Array],
+  arrays: tuple[jax.Array, ...],
   rest: Any,
   specs: Any,
 ) -> Results:
   """Runs attention on one device, within `jax.shard_map`, or on any mesh.
 
   Args:
-    attention: a function (*arrays, rest) of what a device has.
+    attention: a function (arrays, rest) of what a device has.
     split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
       axes, results are split as the first.
     rest, specs: a pytree of other arrays, and of their specs, its prefix.
@@ -104,7 +104,8 @@ def on_any_mesh(
   mesh = _mesh_of(arrays[0])
   free = (*mesh.auto_axes, *mesh.explicit_axes)
   if not mesh.explicit_axes and _size(mesh, free) == 1:
-    return attention(*_varying_alike((*arrays, rest)))
+    arrays, rest = _varying_alike((arrays, rest))
+    return attention(arrays, rest)
 
   # Gradients are summed over the devices along axes that are not in a spec,
   # even over a single one.
@@ -113,10 +114,11 @@ def on_any_mesh(
   sequences = (*split.sequences, *_without(single, named))
   spec = split._replace(sequences=sequences).spec
 
-  inputs = (*arrays, rest)
-  in_specs = (*[spec] * len(arrays), specs)
+  query_spec = jax.typeof(arrays[0]).sharding.spec
+  in_specs = spec, specs
   if mesh.explicit_axes:
-    inputs = _reshard(mesh, inputs, in_specs)
+    arrays, rest = _reshard(mesh, (arrays, rest), in_specs)
+  arrays, rest = jax.tree.map(jnp.asarray, (arrays, rest))
   in_context = not jax.sharding.get_abstract_mesh().empty
   results = jax.shard_map(
     attention,
@@ -127,9 +129,8 @@ def on_any_mesh(
     # Loops start from arrays that do not vary over devices, and interpreted
     # kernels do not say how their results vary.
     check_vma=False,
-  )(*jax.tree.map(jnp.asarray, inputs))
+  )(arrays, rest)
   if mesh.explicit_axes:
-    query_spec = jax.typeof(arrays[0]).sharding.spec
     results = _reshard(mesh, results, PartitionSpec(*query_spec[:3]))
   return results
 
@@ -156,7 +157,8 @@ def _varying_alike(inputs):
   """Makes all arrays vary over the mesh axes that any of them varies over."""
   # As the carry of a loop and what is added to it must.
   axes_of = lambda x: jax.typeof(x).manual_axis_type.varying
-  union = frozenset().union(*map(axes_of, jax.tree.leaves(inputs)))
+  leaves = jax.tree.leaves(inputs)
+  union = {axis for x in leaves for axis in axes_of(x)}
 
   def cast(x):
     missing = tuple(union - axes_of(x))

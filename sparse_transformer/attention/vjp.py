@@ -22,7 +22,6 @@ from sparse_transformer.attention import (
 )
 from sparse_transformer.attention.content import binding, found_tiles
 from sparse_transformer.attention.executors import diagonals, xla
-from sparse_transformer.attention.orders import apply
 
 # A plan, with what runs it and for which heads.
 Planned = tuple[contract.Runner, contract.Plan, contract.Heads]
@@ -47,25 +46,30 @@ def _run_plans(
     runtime_tables: what `binding.prepare` returns.
     first: the position of the first query of a slice; None for all queries.
   """
-  inputs = queries, keys, bias_HD, runtime_tables, first
-  plans = _plan(executor, request, *inputs)
+  num_queries = queries.q.shape[1]
+  plans = _plan(executor, request, num_queries, bias_HD, runtime_tables, first)
   out_BLHE, lse_BLH = forward(plans, queries, keys)
   out_BLHE = out_BLHE.astype(keys.v.dtype)
   out_BLHE, lse_BLH = contract.name_saved(out_BLHE, lse_BLH)
   return out_BLHE, lse_BLH
 
 
-def _forward(executor, request, *inputs):
-  results = _run_plans(executor, request, *inputs)
+def _forward(executor, request, queries, keys, bias_HD, runtime_tables, first):
+  results = _run_plans(
+    executor, request, queries, keys, bias_HD, runtime_tables, first
+  )
+  inputs = queries, keys, bias_HD, runtime_tables, first
   return results, (inputs, results)
 
 
 def _backward(executor, request, saved, cotangents):
   inputs, (out_BLHE, lse_BLH) = saved
-  queries, keys, bias_HD, *_ = inputs
+  queries, keys, bias_HD, runtime_tables, first = inputs
   dout_BLHE, dlse_BLH = cotangents
+  num_queries = queries.q.shape[1]
+  plans = _plan(executor, request, num_queries, bias_HD, runtime_tables, first)
   grads = backward(
-    _plan(executor, request, *inputs),
+    plans,
     queries,
     keys,
     bias_HD,
@@ -87,13 +91,12 @@ run_plans = jax.custom_vjp(_run_plans, nondiff_argnums=(0, 1))
 run_plans.defvjp(_forward, _backward)
 
 
-def _plan(executor, request, queries, keys, bias_HD, runtime_tables, first):
+def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
   """All plans, with what runs each and for which heads."""
   # Static pairs: their tables are known while the program is traced.
   static = binding.static_parts(request.patterns)
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
-  num_queries = queries.q.shape[1]
   if bias_HD is not None:
     executor = diagonals
     plans = diagonals.plans(static_request, bias_HD, num_queries, first)
@@ -144,11 +147,11 @@ def forward(
       )
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
     results = runner.forward(plan, own_queries, own_keys)
-    out, lse = plan.queries.restore(*results)
+    out, lse = plan.queries.restore(results)
     if i:
       index = heads_lib.index_of(heads, shape[2])
       earlier = out_BLHE[:, :, index], lse_BLH[:, :, index]
-      out, lse = online_softmax.merge(earlier, (out, lse))
+      out, lse = online_softmax.merge([earlier, (out, lse)])
     out_BLHE = heads_lib.put_heads(out_BLHE, heads, out)
     lse_BLH = heads_lib.put_heads(lse_BLH, heads, lse)
   return out_BLHE, lse_BLH
@@ -181,8 +184,8 @@ def backward(
       queries, grads = lax.optimization_barrier((queries, grads))
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
     dq, dk, dv, *dbias = runner.backward(plan, own_queries, own_keys)
-    (dq,) = plan.queries.restore(dq)
-    dk, dv = plan.keys.restore(dk, dv)
+    dq = plan.queries.restore(dq)
+    dk, dv = plan.keys.restore((dk, dv))
 
     key_heads = _key_heads(heads, queries, keys)
     grads = [
@@ -206,8 +209,8 @@ def _arranged(plan, heads, queries, keys):
   own_queries = _take(heads, queries)
   own_keys = _take(_key_heads(heads, queries, keys), keys)
   return (
-    apply(plan.queries.arrange, own_queries),
-    apply(plan.keys.arrange, own_keys),
+    plan.queries.arrange(own_queries),
+    plan.keys.arrange(own_keys),
   )
 
 

@@ -329,7 +329,7 @@ def check_transpose(mesh, exchange, n):
     jax.shard_map, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT, check_vma=False
   )
   def both(x, y):
-    return *exchange.arrange(x), *exchange.restore(y)
+    return exchange.arrange(x), exchange.restore(y)
 
   there, back = both(x, y)
   y = jnp.where(real[:, None, None], y, 0)

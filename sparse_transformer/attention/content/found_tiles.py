@@ -84,7 +84,7 @@ def _lay_out_near(pairs, tile):
   def invert(order):
     return jnp.zeros_like(at).at[order].set(at)
 
-  places = _for_heads(invert, pairs.order)
+  places = _for_heads(invert)(pairs.order)
   return TileTables(
     queries=queries.reshape(batch, num_heads, -1, tile),
     keys=keys,
@@ -205,11 +205,11 @@ class _Steps(online_softmax.TileLoop):
   def take(self, i, x):
     """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
 
-  def arrange_keys(self, *arrays):
-    return _rows(self.at, *arrays)
+  def arrange_keys(self, arrays):
+    return _rows(self.at, arrays)
 
-  def restore_queries(self, *arrays):
-    return _sum_places(self.tables.places, *arrays)
+  def restore_queries(self, arrays):
+    return _sum_places(self.tables.places, arrays)
 
   def sum_group(self, x_BLHK):
     """Gradients of key heads [B, L, G, K], from each query head's."""
@@ -223,16 +223,16 @@ class _Steps(online_softmax.TileLoop):
     def merge_head(out_VTE, lse_VT, places_LR):
       outs = _at_places(out_VTE, places_LR, 0)
       lses = _at_places(lse_VT, places_LR, -jnp.inf)
-      return online_softmax.merge(*zip(outs, lses, strict=True))
+      return online_softmax.merge([*zip(outs, lses, strict=True)])
 
     merge_heads = jax.vmap(jax.vmap(merge_head, out_axes=1))
     return merge_heads(out_BHVTE, lse_BHVT, self.tables.places)
 
-  def queries(self, i, *arrays):
-    return _rows(self._now(self.rows, i), *arrays)
+  def queries(self, i, arrays):
+    return _rows(self._now(self.rows, i), arrays)
 
-  def keys(self, i, j, *arrays):
-    return tuple(self.take(i, x) for x in arrays)
+  def keys(self, i, j, arrays):
+    return jax.tree.map(lambda x: self.take(i, x), arrays)
 
   def pairs(self, i, j):
     q_at = self._now(self.rows, i)
@@ -277,10 +277,10 @@ class _Windows(_Steps):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
     return self.put(i, x_BHVT, tiles)
 
-  def restore_keys(self, *arrays):
+  def restore_keys(self, arrays):
     places = self.tables.places + self.behind * self.tile
-    sums = _sum_places(places, *arrays)
-    return tuple(map(self.sum_group, sums))
+    sums = _sum_places(places, arrays)
+    return jax.tree.map(self.sum_group, sums)
 
 
 class _Blocks(_Steps):
@@ -306,7 +306,7 @@ class _Blocks(_Steps):
     def take_head(x_M, at):
       return x_M.at[at].get(mode="clip")
 
-    return _for_heads(take_head, x_BHM, at)
+    return _for_heads(take_head)(x_BHM, at)
 
   def add(self, i, j, x_BHM, new_BHAS):
     at = self._now(self.blocks, i)
@@ -318,7 +318,7 @@ class _Blocks(_Steps):
     def add_head(x_M, at, new):
       return x_M.at[at].add(new, mode="drop", unique_indices=is_unique)
 
-    return _for_heads(add_head, x_BHM, at, new_BHAS)
+    return _for_heads(add_head)(x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
     """Each block once, with the sum over all its tiles in a step."""
@@ -347,13 +347,14 @@ class _Blocks(_Steps):
     at = jnp.where(is_last & is_block, at, nowhere)
     return at, new_BHAS
 
-  def restore_keys(self, *arrays):
-    results = []
-    for x in arrays:
-      batch, num_heads, *_, width = x.shape
-      rows = x.reshape(batch, num_heads, -1, width)[:, :, : self.length]
-      results.append(self.sum_group(rows.swapaxes(1, 2)))
-    return tuple(results)
+  def restore_keys(self, arrays):
+    def restore(x_BHM):
+      batch, num_heads, _, _, width = x_BHM.shape
+      rows = x_BHM.reshape(batch, num_heads, -1, width)
+      rows = rows[:, :, : self.length]
+      return self.sum_group(rows.swapaxes(1, 2))
+
+    return jax.tree.map(restore, arrays)
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
@@ -363,12 +364,12 @@ def _pad_tiles(x_BHV, before, after=0, fill=0):
   return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
-def _for_heads(function, *arrays):
-  """function(*arrays) for each sequence and head, their first two axes."""
-  return jax.vmap(jax.vmap(function))(*arrays)
+def _for_heads(function):
+  """A function for each sequence and head, the first two axes of arrays."""
+  return jax.vmap(jax.vmap(function))
 
 
-def _rows(at, *arrays):
+def _rows(at, arrays):
   """Rows [B, H, ..., K] of [B, L, G, K] at [B, H, ...], arbitrary for -1."""
   num_heads = at.shape[1]
 
@@ -376,14 +377,15 @@ def _rows(at, *arrays):
     return x_LK.at[at.clip(0)].get(mode="clip")
 
   take_heads = jax.vmap(jax.vmap(take, (1, 0)))
-  results = []
-  for x_BLG in arrays:
+
+  def take_rows(x_BLG):
     x_BLH = jnp.repeat(x_BLG, num_heads // x_BLG.shape[2], axis=2)
-    results.append(take_heads(x_BLH, at))
-  return tuple(results)
+    return take_heads(x_BLH, at)
+
+  return jax.tree.map(take_rows, arrays)
 
 
-def _sum_places(places_BHLR, *arrays):
+def _sum_places(places_BHLR, arrays):
   """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
 
   def sum_head(x_VTK, places_LR):
@@ -391,12 +393,13 @@ def _sum_places(places_BHLR, *arrays):
     return functools.reduce(jnp.add, rows)
 
   sum_heads = jax.vmap(jax.vmap(sum_head, out_axes=1))
-  return tuple(sum_heads(x, places_BHLR) for x in arrays)
+  return jax.tree.map(lambda x: sum_heads(x, places_BHLR), arrays)
 
 
 def _at_places(x_VT, places_LR, fill):
   """For the first place of each position, the second, ...: rows, or `fill`."""
-  x_P = x_VT.reshape(-1, *x_VT.shape[2:])
+  num_places = x_VT.shape[0] * x_VT.shape[1]
+  x_P = x_VT.reshape((num_places,) + x_VT.shape[2:])
   return [
     x_P.at[places_L].get(mode="fill", fill_value=fill)
     for places_L in places_LR.T

@@ -163,8 +163,8 @@ def _each_head(run, plan, queries, keys):
 
   def join(x_GBLR):
     x_BLGR = jnp.moveaxis(x_GBLR, 0, 2)
-    batch, length, _, _, *width = x_BLGR.shape
-    return x_BLGR.reshape(batch, length, -1, *width)
+    by_query_head = *x_BLGR.shape[:2], -1
+    return x_BLGR.reshape(by_query_head + x_BLGR.shape[4:])
 
   results = lax.map(run_head, jnp.arange(num_heads))
   return *map(join, results[:3]), *results[3:]

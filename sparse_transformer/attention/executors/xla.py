@@ -289,11 +289,12 @@ class PlanLoop(online_softmax.TileLoop):
   def bounds(self, i: Array) -> tuple[Array, Array]:
     return self.first[i], self.first[i + 1]
 
-  def queries(self, i: Array, *arrays: Array) -> tuple[Array, ...]:
-    return tuple(self._query_tiles(i, x) for x in arrays)
+  def queries(self, i: Array, arrays: Any) -> Any:
+    return jax.tree.map(lambda x: self._query_tiles(i, x), arrays)
 
-  def keys(self, i: Array, j: Array, *arrays: Array) -> tuple[Array, ...]:
-    return tuple(self._key_tiles(self.cols[j], x) for x in arrays)
+  def keys(self, i: Array, j: Array, arrays: Any) -> Any:
+    cols_AC = self.cols[j]
+    return jax.tree.map(lambda x: self._key_tiles(cols_AC, x), arrays)
 
   def pairs(self, i: Array, j: Array) -> Array:
     q_at = jnp.asarray(self.plan.queries.positions)
@@ -317,12 +318,13 @@ class PlanLoop(online_softmax.TileLoop):
     return mask_ATS[:, None, None]
 
   def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
-    batch, _, *of_query = x_BLH.shape
+    batch = len(x_BLH)
     num_queries = self.size * self.tile
     by_tile = self.size, batch, -1, self.tile
     new_ABHT = new.reshape(by_tile + new.shape[4:])
     new_BATH = jnp.moveaxis(new_ABHT, (0, 2), (1, 3))
-    new_BLH = new_BATH.reshape(batch, num_queries, *of_query)
+    by_query = batch, num_queries
+    new_BLH = new_BATH.reshape(by_query + x_BLH.shape[2:])
     return lax.dynamic_update_slice_in_dim(
       x_BLH,
       new_BLH,
@@ -356,29 +358,26 @@ class PlanLoop(online_softmax.TileLoop):
 
   def _query_tiles(self, i, x_BLH):
     """The tiles of a group [A, B, G, R T, ...]; one head is that of all."""
-    batch, _, heads, *width = x_BLH.shape
+    batch = len(x_BLH)
+    heads = x_BLH.shape[2]
     x_BLH = self._slice_group(i, x_BLH)
-    x_BATH = x_BLH.reshape(batch, self.size, self.tile, heads, *width)
+    by_tile = batch, self.size, self.tile
+    x_BATH = x_BLH.reshape(by_tile + x_BLH.shape[2:])
     x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
     if heads < self.rows:
       x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
-    return x_ABHT.reshape(
-      self.size,
-      batch,
-      -1,
-      self.rows * self.tile,
-      *width,
-    )
+    by_key_head = self.size, batch, -1, self.rows * self.tile
+    return x_ABHT.reshape(by_key_head + x_BLH.shape[3:])
 
   def _key_tiles(self, cols_AC, x_BLH):
     """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""
-    batch, _, heads, *width = x_BLH.shape
     # A gather: one operation, however many tiles. Concatenated slices are
     # copied at a fifth of its rate by the CPU compiler of jax 0.10.2.
     take = functools.partial(self._key_tile, x_BLH)
     x_ACBTH = jax.vmap(jax.vmap(take))(cols_AC)
     x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
-    return x_ABHCT.reshape(self.size, batch, heads, -1, *width)
+    by_key = self.size, len(x_BLH), x_BLH.shape[2], -1
+    return x_ABHCT.reshape(by_key + x_BLH.shape[3:])
 
   def _key_tile(self, x_BLH, col):
     """A tile of keys [B, T, G, ...]."""

@@ -76,10 +76,12 @@ def as_attention_fn(
         " 0, or deterministic=True"
       )
 
-    *batch, num_queries, num_heads, _ = query.shape
-    merged = [-1] if batch else []  # all axes of the batch, as one
+    batch = query.shape[:-3]
+    num_queries, num_heads, _ = query.shape[-3:]
+    # All axes of the batch become one.
+    merged = (-1,) if batch else ()
     q, k, v = (
-      x.astype(dtype or x.dtype).reshape(*merged, *x.shape[-3:])
+      x.astype(dtype or x.dtype).reshape(merged + x.shape[-3:])
       for x in (query, key, value)
     )
     n = k.shape[-3]
@@ -98,9 +100,10 @@ def as_attention_fn(
           " pattern, or call attend with segments_BL for padding and packed"
           " documents"
         )
-      mask_BM = jnp.broadcast_to(mask, (*batch, 1, 1, n)).reshape(-1, n)
+      mask_BM = jnp.broadcast_to(mask, batch + (1, 1, n)).reshape(-1, n)
       options = settings | _of_cache(mask_BM)
-    return attend(q, k, v, heads, **options).reshape(*query.shape[:-1], -1)
+    out_BLHE = attend(q, k, v, heads, **options)
+    return out_BLHE.reshape(query.shape[:-1] + (-1,))
 
   return attention_fn
 

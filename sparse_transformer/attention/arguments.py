@@ -70,7 +70,7 @@ def _find_fault(q, k, v, is_slice):
   if not all(isinstance(x, jax.Array | np.ndarray) for x in arrays):
     return "q, k, v must be arrays"
   dtypes = [str(x.dtype) for x in arrays]
-  if not {*dtypes} <= {*DTYPES} or dtypes[0] != dtypes[1]:
+  if not set(dtypes) <= set(DTYPES) or dtypes[0] != dtypes[1]:
     known = ", ".join(DTYPES)
     return f"q, k, v must be among {known}, and q and k of the same dtype"
 
@@ -79,7 +79,7 @@ def _find_fault(q, k, v, is_slice):
   sizes = [size for x in arrays for size in x.shape[-3:]]
   if not all(isinstance(size, int) for size in sizes):
     return "only the batch may be symbolic"
-  if not all((*q.shape, *v.shape)):
+  if not all(q.shape + v.shape):
     return "q, k, v must not be empty"
 
   *batch, length, num_heads, width = q.shape
@@ -131,7 +131,9 @@ def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
 
 def type_of(x: Any) -> str:
   """The dtype and shape of an array, or the type of another object."""
-  return f"{x.dtype} {[*x.shape]}" if hasattr(x, "dtype") else type(x).__name__
+  return (
+    f"{x.dtype} {list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
+  )
 
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:

@@ -88,15 +88,15 @@ def init_cache(
   for pattern, heads in by_pattern.items():
     own_key_heads = key_heads(heads, num_heads // num_key_heads)
     size = cached_group.plan_cache(pattern, length).size + 1
-    shape = layers, batch, len(own_key_heads), size
+    slots = layers, batch, len(own_key_heads), size
     labels = []
     for content in pattern.contents():
       num_labels = cached_group.num_labels(content, length, qk_width)
       label_shape = layers, batch, len(heads), length, num_labels
       labels.append(jnp.zeros(label_shape, jnp.int32))
     group = cached_group.Group(
-      k=jnp.zeros((*shape, qk_width), dtype),
-      v=jnp.zeros((*shape, value_width), dtype),
+      k=jnp.zeros(slots + (qk_width,), dtype),
+      v=jnp.zeros(slots + (value_width,), dtype),
       positions=jnp.full(size, -1, jnp.int32),
       labels=tuple(labels),
       pattern=pattern,
@@ -141,9 +141,8 @@ def fill_cache(
       be empty.
   """
   arrays = q_BLHK, k_BLGK, v_BLGE
-  new = jnp.shape(k_BLGK)[
-    1:2
-  ]  # the number of positions, if there is such an axis
+  # The number of positions, if there is such an axis.
+  new = jnp.shape(k_BLGK)[1:2]
   _check(cache, layer, directions, arrays, new)
   (num,) = new
   if not 0 < num <= cache.length:

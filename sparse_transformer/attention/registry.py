@@ -102,7 +102,7 @@ def _search(backend, request):
   if backend == "auto":
     latest_first = reversed(_PREFERRED.items())
     preferred = [name for name, on in latest_first if request.platform in on]
-    names = [*dict.fromkeys([*preferred, *EXECUTORS])]
+    names = list(dict.fromkeys(preferred + list(EXECUTORS)))
 
   reasons: dict[str, str] = {}
   for name in names:

@@ -21,14 +21,14 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
     return _default_split(q_BLHK, mesh)
 
   is_spec = isinstance(spec, PartitionSpec | tuple) and len(spec) <= 3
-  if not is_spec or {a for x in spec for a in _axes(x)} - {*mesh.axis_names}:
+  if not is_spec or {a for x in spec for a in _axes(x)} - set(mesh.axis_names):
     raise ValueError(
       f"{spec=} must say which axes split sequences, positions and heads, of a"
       f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
     )
   asked = _split_by(spec, mesh)
   # The axes of an enclosing `jax.shard_map` have already split the arrays.
-  outside = {*mesh.manual_axes}
+  outside = set(mesh.manual_axes)
   split = Split(
     sequences=_without(asked.sequences, outside),
     positions=_without(asked.positions, outside),
@@ -102,16 +102,16 @@ def on_any_mesh(
     rest, specs: a pytree of other arrays, and of their specs, its prefix.
   """
   mesh = _mesh_of(arrays[0])
-  free = (*mesh.auto_axes, *mesh.explicit_axes)
+  free = mesh.auto_axes + mesh.explicit_axes
   if not mesh.explicit_axes and _size(mesh, free) == 1:
     arrays, rest = _varying_alike((arrays, rest))
     return attention(arrays, rest)
 
   # Gradients are summed over the devices along axes that are not in a spec,
   # even over a single one.
-  named = (*split.sequences, *split.positions, *split.heads)
+  named = split.sequences + split.positions + split.heads
   single = [axis for axis in mesh.auto_axes if mesh.shape[axis] == 1]
-  sequences = (*split.sequences, *_without(single, named))
+  sequences = split.sequences + _without(single, named)
   spec = split._replace(sequences=sequences).spec
 
   query_spec = jax.typeof(arrays[0]).sharding.spec
@@ -125,7 +125,7 @@ def on_any_mesh(
     mesh=None if in_context else mesh,
     in_specs=in_specs,
     out_specs=spec,
-    axis_names={*free},
+    axis_names=set(free),
     # Loops start from arrays that do not vary over devices, and interpreted
     # kernels do not say how their results vary.
     check_vma=False,
@@ -137,7 +137,7 @@ def on_any_mesh(
 
 def _reshard(mesh, inputs, specs):
   """Inputs whose types match what `jax.shard_map` is told."""
-  implicit = {*mesh.axis_names} - {*mesh.explicit_axes}
+  implicit = set(mesh.axis_names) - set(mesh.explicit_axes)
 
   def reshard(spec, tree):
     explicit = [_without(_axes(entry), implicit) for entry in spec]

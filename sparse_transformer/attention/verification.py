@@ -158,7 +158,9 @@ def run(
     return out, jnp.where(lse == -jnp.inf, 0, lse)
 
   results, vjp = jax.vjp(attention, q, k, v)
-  return *results, *vjp((dout, dlse))
+  out, lse = results
+  dq, dk, dv = vjp((dout, dlse))
+  return out, lse, dq, dk, dv
 
 
 def draw(request: Request) -> tuple[np.ndarray, ...]:
@@ -208,8 +210,8 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   dlse[-1] = signs * counts_LH * (4 * np.sqrt(width))
 
   dtype = jnp.dtype(request.dtype)
-  rounded = [x.astype(dtype) for x in (q, k, v, dout)]
-  return *rounded, dlse
+  q, k, v, dout = (x.astype(dtype) for x in (q, k, v, dout))
+  return q, k, v, dout, dlse
 
 
 def compare(

@@ -223,7 +223,7 @@ class _Steps(online_softmax.TileLoop):
     def merge_head(out_VTE, lse_VT, places_LR):
       outs = _at_places(out_VTE, places_LR, 0)
       lses = _at_places(lse_VT, places_LR, -jnp.inf)
-      return online_softmax.merge([*zip(outs, lses, strict=True)])
+      return online_softmax.merge(list(zip(outs, lses, strict=True)))
 
     merge_heads = jax.vmap(jax.vmap(merge_head, out_axes=1))
     return merge_heads(out_BHVTE, lse_BHVT, self.tables.places)

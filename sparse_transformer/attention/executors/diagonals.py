@@ -167,7 +167,8 @@ def _each_head(run, plan, queries, keys):
     return x_BLGR.reshape(by_query_head + x_BLGR.shape[4:])
 
   results = lax.map(run_head, jnp.arange(num_heads))
-  return *map(join, results[:3]), *results[3:]
+  joined = tuple(map(join, results[:3]))
+  return joined + results[3:]  # dbias has its heads in front already
 
 
 class _Diagonals(xla.PlanLoop):

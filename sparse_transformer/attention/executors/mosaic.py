@@ -47,7 +47,7 @@ class Mosaic(contract.Executor):
       return "it does not have a bias"
     # `attend` reduces the tile of a short sequence.
     is_short = request.length <= request.tile < self.smallest_tile
-    known = (*SMALL_TILES, *TILES)
+    known = SMALL_TILES + TILES
     if request.tile and request.tile not in known and not is_short:
       return (
         f"tiles must have {' or '.join(map(str, known))} positions, got"

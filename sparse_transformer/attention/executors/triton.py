@@ -38,7 +38,7 @@ class Triton(contract.Executor):
     if request.features.bias:
       return "it does not have a bias"
     widths = request.qk_width, request.value_width
-    if not set(widths) <= {*WIDTHS}:
+    if not set(widths) <= set(WIDTHS):
       return f"widths of heads must be among {WIDTHS}, got {widths}"
     tiles = tuple(t for t in (32, 64) if t <= self._largest_tile(request))
     if request.tile and request.tile not in tiles:

@@ -131,9 +131,9 @@ def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
 
 def type_of(x: Any) -> str:
   """The dtype and shape of an array, or the type of another object."""
-  return (
-    f"{x.dtype} {list(x.shape)}" if hasattr(x, "dtype") else type(x).__name__
-  )
+  if hasattr(x, "dtype"):
+    return f"{x.dtype} {list(x.shape)}"
+  return type(x).__name__
 
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:

@@ -318,7 +318,7 @@ class PlanLoop(online_softmax.TileLoop):
     return mask_ATS[:, None, None]
 
   def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
-    batch = len(x_BLH)
+    batch = x_BLH.shape[0]
     num_queries = self.size * self.tile
     by_tile = self.size, batch, -1, self.tile
     new_ABHT = new.reshape(by_tile + new.shape[4:])
@@ -358,7 +358,7 @@ class PlanLoop(online_softmax.TileLoop):
 
   def _query_tiles(self, i, x_BLH):
     """The tiles of a group [A, B, G, R T, ...]; one head is that of all."""
-    batch = len(x_BLH)
+    batch = x_BLH.shape[0]
     heads = x_BLH.shape[2]
     x_BLH = self._slice_group(i, x_BLH)
     by_tile = batch, self.size, self.tile
@@ -376,7 +376,7 @@ class PlanLoop(online_softmax.TileLoop):
     take = functools.partial(self._key_tile, x_BLH)
     x_ACBTH = jax.vmap(jax.vmap(take))(cols_AC)
     x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
-    by_key = self.size, len(x_BLH), x_BLH.shape[2], -1
+    by_key = self.size, x_BLH.shape[0], x_BLH.shape[2], -1
     return x_ABHCT.reshape(by_key + x_BLH.shape[3:])
 
   def _key_tile(self, x_BLH, col):

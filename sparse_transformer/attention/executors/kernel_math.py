@@ -1,6 +1,10 @@
 """The mathematics of the fused kernels, with exponentials to base 2.
 
-GPUs and TPUs compute 2^x in one instruction.
+GPUs and TPUs compute 2^x in one instruction, and e^x as 2^(x log2 e). Kernels
+fold log2 e into the factor of the scores, which they apply anyway. Inside a
+kernel, maxima are therefore to base 2; log-sum-exps that leave it are in nats.
+
+The online softmax is that of Dao et al. 2022, arXiv 2205.14135, section 3.1.
 """
 
 import math
@@ -21,28 +25,51 @@ def scale_products(
 ) -> tuple[jax.Array, float, jax.Array | None]:
   """Scores to base 2, from products of queries and keys of a width.
 
+  The factor is returned rather than applied, so that a kernel can apply it in
+  the instruction that also subtracts the maximum. It is above 0: it may be
+  applied to the largest x alone, and where x is -inf, scores are.
+
+  Args:
+    products: q · k of each pair, float32.
+    scores: the scale and the soft cap of the request.
+    width: width of queries and keys, K, from which the default scale follows.
+
   Returns:
-    x, of the shape of the products; a factor above 0; and the slope of the soft
-    cap, or None without one. The scores are factor * x: the factor may be
-    applied to the largest x alone, and where x is -inf, they are.
+    (x, factor, slope). x has the shape of the products, and the scores are
+    factor * x. The slope is that of the soft cap, or None without one.
   """
   factor = scores.factor(width)
   cap = scores.softcap
 
+  # c tanh(s / c) has the derivative 1 - tanh(s / c)^2.
   if cap:
     share = jnp.tanh(products * (factor / cap))
     slope = 1 - share * share
     return share, LOG2_E * cap, slope
+
+  # A negative factor would turn the maximum into a minimum, and 0 * -inf is
+  # NaN.
   if factor <= 0:
     return products * (LOG2_E * factor), 1.0, None
+
   return products, LOG2_E * factor, None
 
 
 def raise_max(
   running_max: jax.Array, tile_max: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(the larger maximum, what to subtract, the decay of earlier sums)."""
+  """Raises the maximum of an online softmax to that of one more tile.
+
+  Args:
+    running_max: of the scores so far, to base 2; -inf before the first.
+    tile_max: of the scores of the tile, of the same shape.
+
+  Returns:
+    (new_max, shift, decay): subtract `shift` from scores before `exp2`, and
+    multiply sums over earlier tiles by `decay`.
+  """
   new_max = jnp.maximum(running_max, tile_max)
+
   # A query may have no keys yet: exp2(-inf - 0) is 0, not NaN.
   shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)
   return new_max, shift, jnp.exp2(running_max - shift)
@@ -51,9 +78,20 @@ def raise_max(
 def finish_softmax(
   running_max: jax.Array, normalizer: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """(what to divide the accumulator by, the log-sum-exp in nats)."""
+  """Finishes an online softmax.
+
+  Args:
+    running_max: the maximum of all scores, to base 2.
+    normalizer: the sum of exp2(score - maximum), 0 for a query without keys.
+
+  Returns:
+    (total, lse): divide the accumulator by `total`; `lse` is in nats. A query
+    without keys gets output 0 and lse -inf, and no NaN.
+  """
   is_empty = normalizer == 0
   total = jnp.where(is_empty, 1.0, normalizer)
+
+  # Only here do values return to base e: everything outside is in nats.
   lse = (running_max + jnp.log2(total)) / LOG2_E
   return total, jnp.where(is_empty, -jnp.inf, lse)
 
@@ -68,13 +106,24 @@ def keep_pairs(
 
 
 def unpack(words: jax.Array, axis: int) -> jax.Array:
-  """A mask, bool, from its bits: each word of int32 is 32 places on an axis."""
+  """Unpacks a mask from its bits.
+
+  Args:
+    words: int32 [T, T / 32] or [T / 32, T]; the lowest bit comes first.
+    axis: the axis of `words` whose entries hold 32 places each.
+
+  Returns:
+    bool [T, T].
+  """
+  # Masks travel as bits: bytes would need eight times the bandwidth.
   tile = max(words.shape)
   shape = list(words.shape)
   shape.insert(axis + 1, 32)
 
   words = jnp.expand_dims(words, axis + 1)
   words = jnp.broadcast_to(words, shape)
+
+  # A logical shift: an arithmetic one would smear bit 31, the sign.
   place = lax.broadcasted_iota(jnp.int32, shape, axis + 1)
   bits = lax.shift_right_logical(words, place) & 1
   return bits.reshape(tile, tile) != 0

@@ -1,9 +1,13 @@
 """The fused kernels of the `mosaic` executor, in Pallas for TPUs.
 
-A grid has a step for each tile of each item and sequence: [B, steps]. The block
-of an item stays in VMEM from its first step to its last. It holds a column for
-each position, so that widths below 128 waste no lanes. Scores are [keys,
-queries]: values per query are a row. Only blocks are transposed.
+A grid has a step for each tile of each item and sequence: [B, steps]. The steps
+of an item follow each other, so that its block stays in VMEM from the first to
+the last, and results are written to HBM once.
+
+A block is [width, positions], a column for each position: the last axis of a
+register has 128 lanes, which narrow heads would leave idle. Scores are [keys,
+queries], so that the maximum, the sum and the log-sum-exp of queries are rows,
+which are broadcast along sublanes. Only blocks are transposed, never scores.
 
 Letters: T positions of a tile of queries, S of a tile of keys, as many.
 """
@@ -29,11 +33,16 @@ from sparse_transformer.attention.executors.kernel_math import (
   unpack,
 )
 
-ROWS, COLUMNS = range(2)  # tables of `block_tables.Grid`
+# Which table of `block_tables.Grid` numbers the blocks of a side.
+ROWS, COLUMNS = range(2)
 
 
 class _Step(NamedTuple):
-  """What a step of a grid reads: references to memory."""
+  """What a step of a grid reads: references to VMEM, but for the code.
+
+  Pallas copies the blocks of the next step while a step runs, and copies
+  nothing where a block is that of the step before.
+  """
 
   scores: Scores
   code: jax.Array  # see `block_tables.FIRST`
@@ -55,11 +64,17 @@ class _Step(NamedTuple):
   ) -> None:
     """Runs the parts of the step: body(pairs) unless it has no tile.
 
-    `pairs` is bool [S, T], or None where all queries meet all keys.
+    Args:
+      start: initializes what is summed in VMEM, at the first step of an item.
+      body: adds a tile. `pairs` is bool [S, T], or None where all queries meet
+        all keys.
+      finish: writes the results, at the last step of an item.
     """
+    # An item without tiles has a single step, which starts and finishes.
     code = self.code
     pl.when(code & block_tables.FIRST != 0)(start)
 
+    # Full tiles have a program of their own, without masks.
     @pl.when(code & block_tables.PARTIAL != 0)
     def _():
       self._run_within_segments(body, unpack(self.masks[...], 0))
@@ -74,6 +89,10 @@ class _Step(NamedTuple):
     """The body, unless the segments of the tile cannot meet."""
     if self.queries.segments is None:
       return body(pairs)
+
+    # Documents follow each other, so that most tiles of different ones have
+    # ranges of numbers that do not overlap. A tile that is skipped is copied
+    # all the same.
     q = self.queries.segments[...]
     k = self.keys.segments[...]
     can_meet = (q.min() <= k.max()) & (k.min() <= q.max())
@@ -88,7 +107,7 @@ class _Step(NamedTuple):
 
 
 def _dot(a, b, axis_of_a, axis_of_b):
-  """Product over one axis of each, accumulated in float32."""
+  """The product over one axis of each matrix, accumulated in float32."""
   # Otherwise float32 operands would be rounded to bfloat16.
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   contracted = (axis_of_a,), (axis_of_b,)
@@ -104,10 +123,15 @@ def _dot(a, b, axis_of_a, axis_of_b):
 def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
   """Output and log-sum-exp of a block of queries, by an online softmax.
 
-  Writes out [E, T] and lse [1, T]; all the following are float32 in VMEM, of
-  the same shapes.
+  Args:
+    step: what the step reads.
+    out_ref, lse_ref: where results go, [E, T] and [1, T].
+    accumulator: the weighted sum of values so far, float32 [E, T] in VMEM.
+    running_max: the largest score so far, to base 2, float32 [1, T].
+    normalizer: the sum of weights so far, float32 [1, T].
   """
 
+  # What an item sums lives in scratch memory, which outlives its steps.
   def start():
     accumulator[...] = jnp.zeros_like(accumulator)
     running_max[...] = jnp.full_like(running_max, -jnp.inf)
@@ -117,13 +141,16 @@ def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
     scores, factor, _ = step.scaled_dot()
     scores = keep_pairs(scores, pairs, -jnp.inf)
 
-    # Earlier sums shrink as the maximum rises.
+    # The maximum is over keys, axis 0. Its factor is above 0, so that one
+    # product per query does for it.
     v = step.keys.v
     tile_max = scores.max(0, keepdims=True) * factor
     new_max, shift, decay = raise_max(running_max[...], tile_max)
     weights = jnp.exp2(scores * factor - shift)
     tile_sum = weights.sum(0, keepdims=True)
 
+    # Earlier sums shrink as the maximum rises. The normalizer sums weights
+    # before they are rounded to the dtype of the matrix unit.
     weights = weights.astype(v.dtype)
     new = _dot(v[...], weights, 1, 0)
     accumulator[...] = accumulator[...] * decay + new
@@ -140,7 +167,19 @@ def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
 
 
 def _gradients_of_scores(step, pairs):
-  """(weights, gradients of the scores before scaling): [S, T]."""
+  """Recomputes the weights of a tile, and differentiates its scores.
+
+  With p the weights: ds = p * (dout v^T - delta), where delta is dout · out
+  less the gradient of the log-sum-exp (`vjp.backward`).
+
+  Args:
+    step: what the step reads.
+    pairs: bool [S, T], or None for all pairs.
+
+  Returns:
+    (weights, gradients of q · k but for the factor of scores), float32 [S, T].
+    Kernels apply the factor once, to the sum over all tiles.
+  """
   queries = step.queries
   scores, factor, slope = step.scaled_dot()
 
@@ -166,6 +205,8 @@ def _backward_of_queries(step, dq_ref, dq):
   def meet_keys(pairs):
     k = step.keys.k
     _, dscores = _gradients_of_scores(step, pairs)
+
+    # [K, S] times [S, T] is dq as it is stored: no transpose at the end.
     dscores = dscores.astype(k.dtype)
     dq[...] += _dot(k[...], dscores, 1, 0)
 
@@ -191,6 +232,9 @@ def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
     q = step.queries.q
     dout = step.queries.dout
     weights, dscores = _gradients_of_scores(step, pairs)
+
+    # [S, T] times the transposes of blocks [K, T] and [E, T]: sums over queries
+    # do not transpose scores either.
     dscores = dscores.astype(q.dtype)
     weights = weights.astype(dout.dtype)
     dk[...] += _dot(dscores, q[...], 1, 1)
@@ -199,6 +243,8 @@ def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
   def finish():
     width = len(step.queries.q)
     scaled = dk[...] * step.scores.factor(width)
+
+    # Transposed once an item, rather than once a tile.
     dk_ref[...] = scaled.T.astype(dk_ref.dtype)
     dv_ref[...] = dv[...].T.astype(dv_ref.dtype)
 
@@ -225,16 +271,22 @@ def launch(
     interpret: whether to interpret the kernel instead of compiling it.
 
   Returns:
-    The blocks of each result.
+    The blocks of each result, [B, blocks, width, tile].
   """
   tile = plan.tile
   widths = [1 if x.ndim == 3 else x.shape[3] for x in outs]
+
+  # Results of other plans may be added to these: sums are rounded only once.
   dtypes = [x.dtype for x in outs]
   if not plan.is_whole:
     dtypes = [np.promote_types(x, np.float32) for x in dtypes]
+
+  # The items of a grid are its rows: queries, or keys for dk and dv.
   tables = plan.tables
   grids = tables.by_query
   of_queries, of_keys = ROWS, COLUMNS
+
+  # Scratch memory: what a kernel sums over the steps of an item.
   if name == "forward":
     kernel: Callable = _forward
     scratch = [(widths[0], tile), (1, tile), (1, tile)]
@@ -247,6 +299,8 @@ def launch(
     grids = tables.by_key
     of_queries, of_keys = COLUMNS, ROWS
 
+  # The tables come first, in scalar memory, where index maps read them before
+  # a step begins; then blocks, results and scratch memory.
   def run_step(rows, columns, codes, queries, keys, masks, *refs):
     del rows, columns  # they choose blocks
     step = _Step(
@@ -260,7 +314,10 @@ def launch(
 
   masks = jnp.asarray(tables.masks)
   batch = len(queries.q)
+  # Within `jax.shard_map`, results vary over the axes that the inputs do.
   vma = jax.typeof(queries.q).manual_axis_type
+
+  # One call for each grid: scalar memory cannot hold the tables of more steps.
   pieces = []
   for grid in grids:
     shapes = [
@@ -286,6 +343,8 @@ def launch(
       run_step,
       grid_spec=grid_spec,
       out_shape=shapes,
+      # Sequences may run on any core; the steps of an item must follow each
+      # other on one.
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=("parallel", "arbitrary")
       ),
@@ -301,11 +360,19 @@ def launch(
       masks,
     )
     pieces.append(results)
+
+  # The grids divide the blocks in order, and each has written only its own.
   return [jnp.concatenate(x, 1) for x in zip(*pieces, strict=True)]
 
 
 def _blocks(arrays, table, first=0):
-  """Blocks of arrays [B, blocks, width, tile], by numbers in a table."""
+  """The specs of arrays [B, blocks, width, tile], one block in a step.
+
+  Args:
+    arrays: a pytree of arrays, or of their shapes.
+    table: which table has the number of a step's block: `ROWS` or `COLUMNS`.
+    first: the number of the first block in the arrays, for those of a grid.
+  """
 
   def index(batch, step, *tables):
     return batch, tables[table][step] - first, 0, 0

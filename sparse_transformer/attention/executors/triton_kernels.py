@@ -2,7 +2,12 @@
 
 A grid has a program for each work item of each sequence: [items, B]. The item's
 positions are its rows; it meets tiles of the other side, its columns, one after
-another. Rows and columns are read and written by position. See `items`.
+another. Rows and columns are read and written by position, so that arrays stay
+in their natural order, whatever the order of tiles. See `items`.
+
+What a program sums is carried by its loop in registers, in float32. Tiles of
+the other side pass through shared memory: Triton copies the next ones while
+products run, as long as registers do not spill.
 
 Letters: T rows of a work item, S columns of a tile, W any width.
 """
@@ -28,7 +33,8 @@ from sparse_transformer.attention.executors.kernel_math import (
   unpack,
 )
 
-# With fewer, loops wait for all copies: they would not overlap with products.
+# Tiles that are copied in advance. With fewer, loops wait for all copies: they
+# would not overlap with products.
 NUM_STAGES = 5
 
 
@@ -45,14 +51,18 @@ class _Tables(NamedTuple):
 
 
 class _Rows(NamedTuple):
-  """Positions of one head of one sequence."""
+  """Positions of one head of one sequence: what a program reads together."""
 
   batch: Any
   head: Any
   positions: Any  # int32 [T]
 
   def load(self, ref: Any) -> jax.Array:
-    """[T, W] of an array [B, L, H, W], or [T] of an array [B, H, L]."""
+    """Loads [T, W] of an array [B, L, H, W], or [T] of an array [B, H, L].
+
+    Arrays of one number a query have their positions last, so that the numbers
+    of a tile are next to each other.
+    """
     if ref.ndim == 3:
       return ref[self.batch, self.head, self.positions]
     return ref[self.batch, self.positions, self.head, :]
@@ -63,6 +73,15 @@ class _RowProgram:
 
   Its rows are queries; keys in `_backward_of_keys`. A kernel loads what it
   needs of them, meets the tiles of the other side, and stores the results.
+
+  Args:
+    plan: its tables are `items.Work`.
+    is_by_key: whether rows are keys.
+    interpret: whether Pallas interprets the kernel.
+    tables: references to the tables.
+    queries, keys: references to arrays.
+    earlier: (written, results) of the other slots, see `load_earlier`; None if
+      this program has nothing to add.
 
   Attributes:
     rows: the positions of the item, with 0 in place of padding.
@@ -85,6 +104,7 @@ class _RowProgram:
     self._tables = tables
     self._earlier = earlier
     self._group = queries.q.shape[2] // keys.k.shape[2]
+
     self._row_segments = queries.segments
     self._column_segments = keys.segments
     if is_by_key:
@@ -96,6 +116,8 @@ class _RowProgram:
     head, tile, self._first, self._middle, self._last, self._slot = (
       tables.items[item, column] for column in range(6)
     )
+
+    # Padding reads position 0, which exists, and is not stored.
     positions = tables.rows[tile, :]
     self._is_row = positions >= 0
     self.rows = _Rows(batch, head, jnp.maximum(positions, 0))
@@ -103,8 +125,13 @@ class _RowProgram:
   def for_each_tile(self, body: Callable, carry: Any) -> Any:
     """Runs carry = body(columns, pairs, carry) over the tiles of the item.
 
-    `columns` are `_Rows` of the other side; `pairs` is bool [T, S], or None
-    where all rows meet all columns.
+    Args:
+      body: adds a tile. `columns` are `_Rows` of the other side; `pairs` is
+        bool [T, S], or None where all rows meet all columns.
+      carry: what is summed, a pytree of arrays that stay in registers.
+
+    Returns:
+      The carry after the last tile.
     """
     # Full tiles have a loop of their own, without masks.
     partial = functools.partial(self._run_tile, body, True)
@@ -115,6 +142,9 @@ class _RowProgram:
   def _run_tile(self, body, is_partial, i, carry):
     """Runs the body on entry i of the tables."""
     positions = self._tables.columns[i, :]
+
+    # Columns that pad a tile are at position 0, and no mask has them: a tile
+    # that the end of the sequence cuts is never a full one.
     pairs = None
     if is_partial:
       number = self._tables.tiles[i, 1]
@@ -133,7 +163,12 @@ class _RowProgram:
     return body(columns, pairs, carry)
 
   def _head_of_columns(self, i):
-    """The head of the other side whose tile is entry i of the tables."""
+    """The head of the other side whose tile is entry i of the tables.
+
+    A query head has one key head; a key head meets each of its query heads in
+    turn, and the tables say which.
+    """
+    # Known while the program is traced: the common case loads nothing.
     if self._group == 1:
       return self.rows.head
     if self._is_by_key:
@@ -171,9 +206,10 @@ class _RowProgram:
     factor: float,
     shift: jax.Array,
   ) -> jax.Array:
-    """2^(factor x - shift)."""
+    """2^(factor x - shift), of x [T, S] and a shift of each row or column."""
     if self._interpret:
       return jnp.exp2(x * factor - shift)
+
     # As one FMA and one MUFU; denormal results are 0. Triton's own does more to
     # keep them.
     factors = jnp.full(x.shape, factor, jnp.float32)
@@ -188,9 +224,19 @@ class _RowProgram:
     return result
 
   def load_earlier(self, number: int, fill: float = 0.0) -> list[jax.Array]:
-    """The rows of a result in each earlier slot, `fill` where not written."""
+    """Loads the rows of a result from each earlier slot.
+
+    Args:
+      number: which of the kernel's results.
+      fill: what rows get that a slot has not written, whose memory may hold
+        anything.
+
+    Returns:
+      float32 [T, W] or [T], one for each slot.
+    """
     if self._earlier is None:
       return []
+
     # Which rows each slot has, int8 [slots, H, L], and its results, [slots, B,
     # L, H, W] or [slots, B, H, L].
     written, results = self._earlier
@@ -219,10 +265,12 @@ class _RowProgram:
     batch, head, _ = self.rows
     if ref.ndim == 4:
       return (slot, batch, head, positions), mask
+
     # Interpret mode takes either slices or index arrays, not both.
     width = ref.shape[-1]
     columns = lax.broadcasted_iota(jnp.int32, (1, width), 1)
     positions = positions[:, None]
+
     mask = mask[:, None]
     mask = jnp.broadcast_to(mask, (len(mask), width))
     return (slot, batch, positions, head, columns), mask
@@ -236,6 +284,8 @@ def _forward(program, queries, keys, out_ref, lse_ref):
   """
   q = program.rows.load(queries.q)
 
+  # The loop carries the weighted sum of values [T, E], the largest score and
+  # the sum of weights [T].
   def meet_keys(columns, pairs, carry):
     accumulator, running_max, normalizer = carry
 
@@ -250,6 +300,9 @@ def _forward(program, queries, keys, out_ref, lse_ref):
     weights = program.exp2(scores, factor, shift[:, None])
     normalizer = normalizer * decay + weights.sum(1)
 
+    # Tensor cores take weights in the dtype of values, but the normalizer sums
+    # them before they are rounded. Values are loaded only here: earlier, they
+    # would occupy registers along with the scores.
     v = columns.load(keys.v)
     weights = weights.astype(v.dtype)
     decayed = accumulator * decay[:, None]
@@ -260,16 +313,27 @@ def _forward(program, queries, keys, out_ref, lse_ref):
   carry = program.for_each_tile(meet_keys, start)
   accumulator, running_max, normalizer = carry
 
+  # One division for each output, rather than for each weight.
   total, lse = finish_softmax(running_max, normalizer)
   program.store(out_ref, accumulator / total[:, None])
   program.store(lse_ref, lse)
 
 
 def _start_softmax(program, width):
-  """(accumulator, maximum, normalizer) of the earlier slots, if there are."""
+  """What the loop over keys carries at first: sums over the earlier slots.
+
+  Args:
+    program: the program of a tile of queries.
+    width: width of values, E.
+
+  Returns:
+    (accumulator [T, E], maximum [T], normalizer [T]), float32; without earlier
+    slots, those of no keys.
+  """
   accumulator = program.full(0.0, width)
   running_max = program.full(-jnp.inf)
   normalizer = program.full(0.0)
+
   # A slot is like a key whose score is its log-sum-exp.
   earlier = zip(
     program.load_earlier(0),
@@ -307,13 +371,15 @@ def _backward_of_queries(program, queries, keys, dq_ref):
     weights = program.exp2(scores, factor, lse[:, None])
     weights = keep_pairs(weights, pairs, 0.0)
 
-    # Through the softmax, and the soft cap.
+    # Through the softmax, ds = p (dout v^T - delta), and the soft cap.
     if slope is not None:
       weights = weights * slope
     dweights = program.dot(dout, v.T) - delta[:, None]
     dscores = (weights * dweights).astype(k.dtype)
     return dq + program.dot(dscores, k)
 
+  # The factor of the scores is applied once, to the sum: in 16 bits, scaled
+  # gradients of scores would be rounded once more.
   width = q.shape[-1]
   zeros = program.full(0.0, width)
   dq = program.for_each_tile(meet_keys, zeros)
@@ -324,6 +390,9 @@ def _backward_of_queries(program, queries, keys, dq_ref):
 
 def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
   """dk and dv of a tile of keys; scores are transposed: [keys, queries].
+
+  Each tile of keys has a program, which meets all its queries in a fixed order:
+  sums need no atomic additions, and are the same in each run.
 
   Reads what `_backward_of_queries` does; writes dk [slots, B, M, G, K] and dv
   [slots, B, M, G, E].
@@ -353,6 +422,7 @@ def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
     dk += program.dot(dscores, q)
     return dk, dv
 
+  # As for dq, one factor for the sum. Values have none.
   width = k.shape[-1]
   dk = program.full(0.0, width)
   dv = program.full(0.0, v.shape[-1])
@@ -370,7 +440,18 @@ def forward(
   keys: Keys,
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH); `interpret` the kernels instead of compiling them."""
+  """Attention over the pairs of a plan.
+
+  Args:
+    plan: its tables are `items.Work`.
+    queries: q_BLHK, and segments if there are any.
+    keys: k_BMGK, v_BMGE, and segments likewise.
+    interpret: whether to interpret the kernels instead of compiling them.
+
+  Returns:
+    (out_BLHE, lse_BLH), as new arrays: out in the dtype of values if nothing is
+    added to it, see `Plan.is_whole`; otherwise in float32.
+  """
   # One row for each query: a device may hold more or fewer queries than keys.
   batch, num_queries, num_heads, _ = queries.q.shape
   v = keys.v
@@ -382,6 +463,7 @@ def forward(
     (batch, num_heads, num_queries),
     jnp.float32,
   )
+
   out, lse = _launch(
     _forward,
     plan,
@@ -399,13 +481,20 @@ def backward(
   keys: Keys,
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_BLHK, dk_BMGK, dv_BMGE), as in `forward`."""
-  # [B, H, L], so that the values of a tile are next to each other.
+  """(dq_BLHK, dk_BMGK, dv_BMGE), with arguments as in `forward`.
+
+  `queries` also has dout_BLHE, lse_BLH and delta_BLH, see `contract.Queries`.
+  """
+  # [B, H, L], so that the values of a tile are next to each other. To base 2
+  # here, once for each query, rather than for each pair in the kernels.
   lse_BLH = queries.lse * LOG2_E
   queries = queries._replace(
     lse=lse_BLH.swapaxes(1, 2),
     delta=queries.delta.swapaxes(1, 2),
   )
+
+  # Two kernels: one alone would have to add to dq from programs of different
+  # keys, in an order that is not fixed.
   (dq,) = _launch(
     _backward_of_queries,
     plan,
@@ -426,7 +515,10 @@ def backward(
 
 
 def _num_warps(kernel, v, tile):
-  """Warps of a program: with fewer, registers would spill."""
+  """Warps of a program: with fewer, registers would spill.
+
+  A warp has 32 threads, and a thread at most 255 registers.
+  """
   generations = {int(x) for x in platforms.compute_capabilities()}
   needs_more = (
     v.dtype == jnp.float32
@@ -457,12 +549,15 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
   rows = work.keys if is_by_key else work.queries
   columns = work.queries if is_by_key else work.keys
 
-  # On the host if both tables are: then they are constants of the program.
+  # The positions of each entry. If both tables are on the host, so is this one:
+  # a constant of the program.
   tiles = lists.tiles[:, 0]
   if isinstance(tiles, jax.Array):
     columns = jnp.asarray(columns)
   columns = columns[tiles].clip(0)
 
+  # Pallas passes references in the structure of the arguments of `call`, and
+  # then those of results.
   def run_program(tables, queries, keys, earlier, *refs):
     program = _RowProgram(
       plan=plan,
@@ -483,6 +578,8 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
       masks=lists.masks,
       rows=rows,
     )
+
+    # Within `jax.shard_map`, results vary over the axes that the inputs do.
     vma = jax.typeof(queries.q).manual_axis_type
     shapes = [
       jax.ShapeDtypeStruct((num_slots, *x.shape), x.dtype, manual_axis_type=vma)
@@ -505,6 +602,8 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
   # What others are added to stays in float32, so that sums are rounded once.
   sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   outs = outs if plan.is_whole else sums
+
+  # Most patterns have tiles in a single order, and need no second call.
   num_slots, n, num_heads = lists.written.shape
   if num_slots == 1:
     return [x[0] for x in run_slots(lists.items, 1, outs)]
@@ -514,6 +613,8 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
   num_tiles = -(-n // rows.shape[1])
   count = num_tiles * num_heads
+
+  # The first slot runs last, and adds what the others wrote.
   results = run_slots(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
   earlier = written, results

@@ -1,5 +1,10 @@
 """Attention step by step: the loop of the executors in plain XLA.
 
+An outer loop runs over groups of query tiles, an inner one over the steps in
+which a group meets its tiles of keys. Forward, the inner loop carries a running
+softmax (Dao et al. 2022, arXiv 2205.14135, section 3.1); backward, it carries
+the gradients, whose weights are relative to the final log-sum-exp.
+
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
 """
@@ -32,13 +37,21 @@ class TileLoop(abc.ABC):
   """The tiles that meet, and their places in arrays [B, L, H, ...].
 
   The i-th group of query tiles has steps of numbers j. The loop runs on arrays
-  as `arrange_queries` and `arrange_keys` give them.
+  as `arrange_queries` and `arrange_keys` give them. Arguments named `arrays`
+  are pytrees of arrays, and methods return the same structure.
+
+  Attributes:
+    num: number of groups.
+    single: whether every group has one step, whose number is i. The inner loop
+      and the running softmax are then left out.
+    dbias: zeros like the bias, if there is one.
+    skips: whether to skip what has no pairs within segments.
   """
 
-  num: int  # number of groups
-  single: bool = False  # whether every group has one step, whose number is i
-  dbias: Any = ()  # zeros like the bias, if there is one
-  skips: bool = False  # whether to skip what has no pairs within segments
+  num: int
+  single: bool = False
+  dbias: Any = ()
+  skips: bool = False
 
   def bounds(self, i: Array) -> tuple[Array, Array]:
     """The first step of a group, and the one after its last."""
@@ -77,7 +90,10 @@ class TileLoop(abc.ABC):
     """The pairs of a step, booleans."""
 
   def bias(self, i: Array, j: Array) -> Array | None:
-    """What is added to the scores of a step."""
+    """What is added to the scores of a step, [A, B, H, T, S]; None if nothing.
+
+    The batch may be 1, as may any axis of which all members share a bias.
+    """
     return None
 
   def add_bias(
@@ -87,7 +103,7 @@ class TileLoop(abc.ABC):
     dbias: Any,
     ds: Array,
   ) -> Any:
-    """dbias with the gradients of a step's scores added to it."""
+    """dbias, with the gradients of a step's scores, `ds`, added to it."""
     return dbias
 
   def shape(self, q: Array) -> tuple[int, ...]:
@@ -138,7 +154,9 @@ def forward(
 
   def run_group(i, results):
     group = loop.queries(i, queries)
+    # Queries are scaled once for all keys: scores are many more.
     q = group.q * _scale(group.q, scores)
+
     zeros = jnp.zeros_like(q, dtype, (*q.shape[:-1], value_width))
     normalizer = zeros[..., :1]
     maximum = jnp.full_like(normalizer, -jnp.inf)
@@ -159,12 +177,15 @@ def forward(
       add_step = lambda j, running: _combine(running, run_step(j))
       running = lax.fori_loop(first, end, add_step, empty)
 
+    # XLA updates the carry of a loop in place: results are not copied.
     all_out, all_lse = results
     out, lse = _finish(running)
     all_out = loop.put(i, all_out, out)
     all_lse = loop.put(i, all_lse, lse[..., 0])
     return all_out, all_lse
 
+  # `zeros_like` an input, so that the carry varies over the mesh axes that the
+  # input does, as `jax.shard_map` demands.
   q = queries.q
   shape = loop.shape(q)
   results = (
@@ -183,6 +204,15 @@ def backward(
 ) -> tuple[Array, ...]:
   """The gradients of all arrays, with weights relative to `queries.lse`.
 
+  Each step recomputes its weights, p = exp(s - lse), which are final at once:
+  there is no running maximum, and steps only add.
+
+  Args:
+    loop: which tiles meet.
+    queries: arrays [B, L, H, ...], with dout, lse and delta.
+    keys: arrays [B, M, G, ...].
+    scores: how scores follow from products.
+
   Returns:
     dq_BLHK, dk_BMGK and dv_BMGE, in float32 or wider, and the gradient of a
     bias, if there is one.
@@ -195,6 +225,7 @@ def backward(
     all_dq, dk, dv, dbias = sums
     group = loop.queries(i, queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
+
     # Before any product: the compiler would transpose within each, and one
     # whose left side is transposed runs at half the rate.
     q_T = group.q.swapaxes(-1, -2)
@@ -219,12 +250,15 @@ def backward(
 
       zeros = tuple(jnp.zeros_like(x, dtype) for x in (group.q, tile.k, tile.v))
       empty = zeros, dbias
+
       grads, new_dbias = _unless_empty(loop, pairs, run_tile, empty)
       new_dq, new_dk, new_dv = grads
       dk = loop.add(i, j, dk, new_dk)
       dv = loop.add(i, j, dv, new_dv)
       return dq + new_dq, dk, dv, new_dbias
 
+    # dq is complete after the steps of its group; dk and dv grow over all
+    # groups, which therefore run in turn.
     sums = jnp.zeros_like(group.q, dtype), dk, dv, dbias
     if loop.single:
       sums = run_step(i, sums)
@@ -232,6 +266,8 @@ def backward(
       first, end = loop.bounds(i)
       sums = lax.fori_loop(first, end, run_step, sums)
     dq, dk, dv, dbias = sums
+
+    # Scaled queries have scaled dk already, but not dq.
     dq = dq * _scale(group.q, scores).astype(dq.dtype)
     return loop.put(i, all_dq, dq), dk, dv, dbias
 
@@ -257,6 +293,7 @@ def _within_segments(pairs, queries, keys):
 
 def _unless_empty(loop, pairs, compute, empty):
   """compute(), or `empty` where segments leave no pairs to compute."""
+  # A branch keeps XLA from fusing across it: only where it may pay.
   if not loop.skips:
     return compute()
   return lax.cond(pairs.any(), compute, lambda: empty)
@@ -274,11 +311,23 @@ def pairs(
 
 
 def _softmax_of_tile(q, keys, pairs, scores, bias):
-  """The softmax over one tile of keys, to be continued; q is scaled."""
+  """The softmax over one tile of keys, to be continued.
+
+  Args:
+    q: tiles of queries [A, B, H, T, K], scaled by `_scale`.
+    keys: tiles of keys and values, [A, B, H, S, ...].
+    pairs: their mask, which broadcasts to [A, B, H, T, S].
+    scores: how scores follow from products.
+    bias: what is added to scores; None for nothing.
+  """
   s, _ = _scores(q, keys.k, pairs, scores, bias)
+
   maximum = s.max(-1, keepdims=True)
   p = jnp.exp(s - _finite(maximum))
   normalizer = p.sum(-1, keepdims=True)
+
+  # The product takes weights rounded to the dtype of values; the normalizer has
+  # summed them before.
   v = keys.v
   out = _dot("abhts,abhse->abhte", p.astype(v.dtype), v)
   out = out.astype(p.dtype)
@@ -304,6 +353,8 @@ def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
   lse = queries.lse[..., None]
   delta = queries.delta[..., None]
   p = jnp.exp(s - lse)
+
+  # Through the softmax: ds = p (dout v^T - delta).
   dp = _dot("abhte,abhse->abhts", queries.dout, keys.v)
   dp = dp.astype(p.dtype)
   ds = p * (dp - delta)
@@ -335,7 +386,7 @@ def softmax(
 
 
 def _combine(first: Running, second: Running) -> Running:
-  """The softmax over the keys of both."""
+  """The softmax over the keys of both: sums are rescaled to one maximum."""
   maximum = jnp.maximum(first.maximum, second.maximum)
   decay_1 = jnp.exp(first.maximum - _finite(maximum))
   decay_2 = jnp.exp(second.maximum - _finite(maximum))
@@ -353,15 +404,28 @@ def _finish(running: Running) -> Softmax:
 
 def _log_sum(maximum, normalizer):
   """The log-sum-exp, -inf for a sum of 0, where log has no derivative."""
+  # A sum of 1 where the result is not used: the gradient of log(0) is infinite,
+  # and 0 times that NaN.
   is_empty = normalizer == 0
   lse = maximum + jnp.log(jnp.where(is_empty, 1, normalizer))
   return jnp.where(is_empty, -jnp.inf, lse)
 
 
 def merge(results: Sequence[Softmax]) -> Softmax:
-  """(out [..., E], lse [...]) over all keys, from those over disjoint sets."""
+  """Merges softmaxes over disjoint sets of keys into the one over all keys.
+
+  With lse the log of the sum of exp(lse_i), out is the sum of
+  exp(lse_i - lse) out_i: exact, not an approximation.
+
+  Args:
+    results: (out [..., E], lse [...]) of each set, at least one.
+
+  Returns:
+    (out, lse) over the union; 0 and -inf where no set has a key.
+  """
   if len(results) == 1:
     return results[0]
+
   lses = [lse for _, lse in results]
   maximum = functools.reduce(jnp.maximum, lses)
   terms = [jnp.exp(x - _finite(maximum)) for x in lses]
@@ -384,7 +448,17 @@ def add_sinks(
 ) -> Softmax:
   """The results with a sink, a key whose score is given and whose value is 0.
 
+  The share of the other keys is exp(lse) / (exp(lse) + exp(sink)), a sigmoid.
+
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
+
+  Args:
+    out_BLHE: outputs without sinks.
+    lse_BLH: their log-sum-exps, in nats.
+    sinks_H: the score of each head's sink, in nats; -inf for none.
+
+  Returns:
+    (out_BLHE, lse_BLH) with sinks, in the dtypes of those without.
   """
   sinks = sinks_H.astype(lse_BLH.dtype)
   sinks = jnp.broadcast_to(sinks, lse_BLH.shape)
@@ -400,7 +474,19 @@ def add_sinks(
 
 
 def _scores(q, k, mask, scores, bias):
-  """(The scores, -inf outside the mask; their slope as a function of q k^T)."""
+  """The scores of a tile, and their derivatives by products.
+
+  Args:
+    q: queries, scaled by `_scale`.
+    k: keys.
+    mask: which pairs there are.
+    scores: how scores follow from products.
+    bias: what is added after the soft cap; None for nothing.
+
+  Returns:
+    (s, slope): scores, -inf outside the mask, and ds / d(q k^T), a number
+    without a soft cap.
+  """
   # What `_scale` leaves.
   factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
   s = _dot("abhtk,abhsk->abhts", q, k) * factor
@@ -409,8 +495,10 @@ def _scores(q, k, mask, scores, bias):
     ratio = jnp.tanh(s / scores.softcap)
     s = scores.softcap * ratio
     slope = factor * (1 - ratio**2)
+
   if bias is not None:
     s = s + bias
+  # Last of all: a capped -inf would be -c, and a pair.
   return jnp.where(mask, s, -jnp.inf), slope
 
 

@@ -1,7 +1,8 @@
 """Tables of kernels that copy blocks, for TPUs.
 
 Pallas' Mosaic copies consecutive places only. So arrays are arranged in blocks,
-of one tile of one head each. Each tile of an item is a step of a grid.
+of one tile of one head each, and tables name blocks rather than positions. Each
+tile of an item is a step of a grid.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-  """The steps of a grid: int32 [steps]."""
+  """The steps of a grid: tables of int32 [steps], which scalar memory holds."""
 
   rows: Table  # the block of the item; ascending
   columns: Table  # the block of the other side
@@ -52,10 +53,16 @@ def to_blocks(
   tile: int,
   num_heads: int,
 ) -> jax.Array:
-  """Blocks [B, blocks, K, tile].
+  """Arranges an array in blocks, [B, blocks, K, tile].
 
-  x_BL1 is the same for all heads. Without K, as of x_BLH, blocks are [B,
-  blocks, 1, tile].
+  The blocks of a head follow each other. Positions are the last axis, of lanes.
+
+  Args:
+    x_BLHK: an array [B, L, H, K] in the order of tiles, L a multiple of `tile`;
+      or [B, L, H], whose blocks are [B, blocks, 1, tile]. With a single head,
+      it is the same for all.
+    tile: positions of a block.
+    num_heads: heads that get blocks.
   """
   batch, length, heads = x_BLHK.shape[:3]
   width = 1 if x_BLHK.ndim == 3 else x_BLHK.shape[3]
@@ -87,7 +94,13 @@ def tables_of(
 ) -> list[BlockTables]:
   """Tables of the same shapes, for works of `items.make_work`.
 
-  A grid has at most `most_steps` steps, before it is padded for all devices.
+  Args:
+    works: that of each device, or of one.
+    group: query heads that share a key head.
+    most_steps: the most steps of a grid, before it is padded for all devices.
+
+  Raises:
+    ValueError: a single item has more tiles than that.
   """
   num_queries = len(works[0].queries)
   num_keys = len(works[0].keys)
@@ -99,7 +112,7 @@ def tables_of(
   key_lists = [work.by_key for work in works]
   key_grids = make_grids(key_lists, num_keys, num_queries)
 
-  # Bits over keys, for both.
+  # Bits over keys, for both: the scores of all kernels are [keys, queries].
   masks = np.ascontiguousarray(works[0].by_query.masks.swapaxes(1, 2))
   return [
     BlockTables(masks=masks, by_query=by_query, by_key=by_key)
@@ -119,12 +132,14 @@ def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
   ]
   num_heads = lists_of_devices[0].written.shape[2]
   num_blocks = num_heads * num_rows
+
   # Where the steps of each block begin: [devices, blocks + 1].
   blocks = np.arange(num_blocks + 1)
   starts = np.stack(
     [np.searchsorted(steps[0], blocks) for steps in steps_of_devices]
   )
 
+  # Cuts are at the same blocks on all devices, which run the same grids.
   grids_of_devices: list[tuple[Grid, ...]] = [() for _ in steps_of_devices]
   for first, end in itertools.pairwise(_cut(starts, most_steps)):
     size = (starts[:, end] - starts[:, first]).max()
@@ -143,7 +158,12 @@ def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
 
 
 def _list_steps(lists, num_rows, num_columns, group):
-  """The rows, columns and codes of steps, at least one an item: [3, steps]."""
+  """The steps of a grid that is not cut yet, from the lists of one side.
+
+  Returns:
+    int32 [3, steps], the rows, columns and codes of `Grid`. Each item has at
+    least one step, so that its result is written.
+  """
   head, tile, first, middle, last, _ = lists.items.T
   blocks = head * num_rows + tile
 
@@ -160,8 +180,12 @@ def _list_steps(lists, num_rows, num_columns, group):
 
   # The entry of the lists that each step processes.
   at = np.where(exists, first[item] + offset, 0)
+
+  # An item lists its partial tiles first.
   is_partial = exists & (at < middle[item])
   is_full = exists & ~is_partial
+
+  # The block of the other side: its head, and its tile.
   listed = lists.tiles[at]
   if listed.shape[1] == 3:  # keys with several query heads
     column_head = head[item] * group + listed[:, 2]
@@ -199,6 +223,8 @@ def _cut(starts, most_steps):
     # The last item at which no device has too many.
     sizes = (starts - starts[:, cuts[-1:]]).max(0)
     cut = int(np.searchsorted(sizes, most_steps, side="right")) - 1
+
+    # Not even one more item fits.
     if cut == cuts[-1]:
       raise ValueError(f"an item has more than {most_steps} tiles")
     cuts.append(cut)
@@ -207,7 +233,10 @@ def _cut(starts, most_steps):
 
 
 def _pad(steps, size):
-  """Adds steps that repeat the last one, but do nothing."""
+  """Adds steps that repeat the last one, but do nothing.
+
+  They keep its blocks, so that nothing is copied, and its mask, but no flag.
+  """
   num_steps = steps.shape[1]
   padded = np.pad(steps, ((0, 0), (0, size - num_steps)), mode="edge")
   padded[2, num_steps:] &= -1 << SHIFT

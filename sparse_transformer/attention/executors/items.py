@@ -4,6 +4,9 @@ An item is one tile of one head: of queries in the forward pass and for dq, of
 keys for dk and dv. A tile of keys lists tiles of all query heads that share its
 key head. Parts whose tiles are cut in the same order share an item. Other parts
 write to different slots, whose results are combined.
+
+All of this is NumPy on the host: tables are constants of a program, or, where
+positions are split over devices, its arguments.
 """
 
 import collections
@@ -21,7 +24,10 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 
 
 class Lists(NamedTuple):
-  """The work of one kernel."""
+  """The work of one kernel, whose items are on one side.
+
+  "This side" has the items: queries forward and for dq, keys for dk and dv.
+  """
 
   # int32 [items, 6]: head, tile, first, middle, last, slot; those with the most
   # tiles come first. An item processes `tiles[first:last]`; from `middle` on,
@@ -58,14 +64,29 @@ class Tiles(NamedTuple):
 
 
 class Masks:
-  """Distinct masks of tiles, numbered as they are added."""
+  """Distinct masks of tiles, numbered as they are added.
+
+  Patterns are regular: most partial tiles, of all heads and parts, share a few
+  masks, each of which is stored once.
+
+  Args:
+    tile: positions on a side of a tile.
+  """
 
   def __init__(self, tile: int):
     self.tile = tile
     self._numbers: dict[bytes, int] = {}
 
   def add(self, part: Pattern, layout: Layout) -> np.ndarray:
-    """The number of the mask of each tile, -1 for a full one: int [tiles]."""
+    """Adds the masks of a part's partial tiles.
+
+    Args:
+      part: the part, whose `mask` says which pairs a tile has.
+      layout: its tiles.
+
+    Returns:
+      int [tiles], the number of each tile's mask, -1 for a full tile.
+    """
     numbers = np.full(len(layout.rows), -1)
 
     # The layout calls tiles that the end of the sequence cuts full as well.
@@ -77,6 +98,8 @@ class Masks:
       layout.rows[partial],
       layout.cols[partial],
     )
+
+    # In batches: the masks of a long sequence would not fit in memory at once.
     for batch, pairs in batches:
       packed = np.packbits(pairs, axis=-1, bitorder="little")
       numbers[partial[batch]] = [
@@ -86,8 +109,16 @@ class Masks:
     return numbers
 
   def packed(self, transposed: bool = False) -> np.ndarray:
-    """All masks, int32 [masks, tile, words]; `transposed`: a row per key."""
+    """Packs all masks into words, bit i of word w for place 32 w + i.
+
+    Args:
+      transposed: whether rows are keys, rather than queries.
+
+    Returns:
+      int32 [masks, tile, ceil(tile / 32)].
+    """
     num_bytes = -(-self.tile // 8)
+
     # Without masks there is one that is never used: tables may not be empty.
     content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
     packed: np.ndarray = np.frombuffer(content, np.uint8)
@@ -103,6 +134,8 @@ class Masks:
       pairs = pairs.swapaxes(1, 2)
       packed = np.packbits(pairs, axis=-1, bitorder="little")
 
+    # Little-endian bytes of little-endian bits: `unpack` counts bits from the
+    # lowest.
     to_words = (0, 0), (0, 0), (0, -num_bytes % 4)
     packed = np.pad(packed, to_words)
     packed = np.ascontiguousarray(packed)
@@ -137,7 +170,7 @@ def _side_by_position(orders, n, tile):
 
 
 def _number(orders, order):
-  """The number of an order, which is added if it is new."""
+  """The number of an order in `orders`, which is added if it is new."""
   key = order.tobytes()
   orders.setdefault(key, order)
   return list(orders).index(key)
@@ -150,11 +183,20 @@ def work_by_position(
   tile: int,
   group: int = 1,
 ) -> Work:
-  """The work of query heads; each `group` of them shares a key head."""
+  """Makes the work of heads on arrays in their natural order.
+
+  Args:
+    patterns: one for each query head.
+    n: positions of a sequence.
+    tile: positions on a side of a tile.
+    group: query heads that share a key head.
+  """
   query_orders: dict[bytes, np.ndarray] = {}
   key_orders: dict[bytes, np.ndarray] = {}
   masks = Masks(tile)
   num_tiles = -(-n // tile)  # of one order
+
+  # Tiles of the second order are numbered after those of the first, and so on.
   parts = []
   for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
@@ -204,7 +246,8 @@ def make_shares(
 def pad(works: Sequence[Work]) -> list[Work]:
   """The same work, in lists of the same lengths.
 
-  Added items repeat the last, which is the shortest: they write the same again.
+  A program that all devices share has tables of one shape. Added items repeat
+  the last, which is the shortest: they write the same again.
   """
 
   def pad_table(table, *tables):
@@ -228,6 +271,8 @@ def make_work(
   Of `num_heads` query heads, `group` share a key head.
   """
   queries, keys = sides
+
+  # Seen from the keys, rows are columns, and masks are transposed.
   by_query = [part for part in parts if len(part.rows)]
   by_key = [part._replace(rows=part.cols, cols=part.rows) for part in by_query]
   return Work(
@@ -258,11 +303,12 @@ def _make_lists(parts, side, masks, num_heads, group):
     side: this side.
     masks: the masks of all parts, a row for each position of this side.
     num_heads: heads of this side.
-    group: query heads of each.
+    group: query heads of each; 1 if this side is that of queries.
   """
   num_tiles = side.num_tiles
   items: list[np.ndarray] = []
   tiles: list[np.ndarray] = []
+
   # Heads with the same parts list the same tiles of the other side: those are
   # written once. The key names each part, and which query head uses it.
   known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
@@ -276,16 +322,19 @@ def _make_lists(parts, side, masks, num_heads, group):
       if members not in known:
         used = [(parts[number], member) for number, member in members]
         ranges, listed = _list_tiles(used, num_tiles)
+        # first, middle and last count from the tiles that are listed already.
         ranges[:, 1:] += sum(map(len, tiles))
         known[members] = ranges
         tiles.append(listed)
       ranges = known[members]
       if slot:  # rows without tiles are written to the first slot
         ranges = ranges[ranges[:, 1] < ranges[:, 3]]
+
       # With columns for the head, before the others, and the slot, after them.
       items.append(np.insert(ranges, [0, 4], [head, slot], axis=1))
 
-  # The longest first, so that short ones fill what is left of the time.
+  # The longest first, so that short ones fill what is left of the time. Stable:
+  # the same request has the same tables, and so the same program.
   all_items = np.concatenate(items)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
@@ -306,6 +355,9 @@ def _make_lists(parts, side, masks, num_heads, group):
 def _slots(parts, head, group, num_tiles):
   """The parts that a head has, a slot for each order of this side.
 
+  A program holds one tile of positions: parts that cut this side differently
+  need programs, and so slots, of their own.
+
   Returns:
     A list of slots: tuples of (number of a part, query head of the group).
   """
@@ -324,6 +376,7 @@ def _written(items, side, num_heads):
   heads = items[:, 0]
   slots = items[:, 5]
   positions = side.positions[items[:, 1]]
+
   # Padding has position -1: it marks the row after the last, which is cut off.
   written = np.zeros((slots.max() + 1, side.n + 1, num_heads), bool)
   written[slots[:, None], positions, heads[:, None]] = True
@@ -348,7 +401,8 @@ def _list_tiles(parts, num_tiles):
     all_tiles.append(columns)
   rows, cols, masks, members = np.concatenate(all_tiles, axis=1)
 
-  # By item; in it, partial tiles before full ones.
+  # By item; in it, partial tiles before full ones: each kind has a loop. Then
+  # by column, so that tiles are read in the order of memory.
   order = np.lexsort((members, cols, masks < 0, rows))
   rows = rows[order]
   masks = masks[order]

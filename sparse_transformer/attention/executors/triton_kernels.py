@@ -449,7 +449,7 @@ def forward(
     interpret: whether to interpret the kernels instead of compiling them.
 
   Returns:
-    (out_BLHE, lse_BLH), as new arrays: out in the dtype of values if nothing is
+    (out_BLHE, lse_BLH): out in the dtype of values if nothing is
     added to it, see `Plan.is_whole`; otherwise in float32.
   """
   # One row for each query: a device may hold more or fewer queries than keys.

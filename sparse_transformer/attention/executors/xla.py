@@ -38,7 +38,11 @@ MAX_WASTE = 1 / 8  # of the steps: all tiles of a group have equally many
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTables:
-  """The steps of one part: tables, int32."""
+  """The steps of one part: tables, int32.
+
+  The steps of group i are those from first[i] to first[i + 1] - 1. In a step,
+  each of the A tiles of queries in its group meets C tiles of keys.
+  """
 
   first: contract.Table  # [groups + 1], where the steps of each group begin
   cols: contract.Table  # [steps, A, C], their tiles of keys, padded with -1
@@ -50,7 +54,11 @@ class StepTables:
 
 @dataclasses.dataclass(frozen=True)
 class Xla(contract.Executor):
-  """Runs every case on every platform."""
+  """Runs every case on every platform.
+
+  Its tile and the size of its steps trade the overhead of a step for scores
+  that are computed in vain, see `_choose`.
+  """
 
   tiles: tuple[int, ...] = 64, 96, 128, 192, 256  # in positions, to choose from
   max_keys: int = 512  # of one tile of queries in a step
@@ -77,6 +85,7 @@ class Xla(contract.Executor):
   def device_tables(
     self, part: Pattern, layouts: Sequence[Layout], request: contract.Request
   ) -> list[StepTables]:
+    # All devices run one program: they share a span, which fits them all.
     counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
     span = _best_span(self, np.concatenate(counts), layouts[0].tile)[1]
     num_heads = (request.batch or 1) * request.num_heads
@@ -114,6 +123,12 @@ def slice_plans(
   """The plans of some queries, from position `first` on, and n keys.
 
   Which tiles have pairs is found at run time: the others are skipped.
+
+  Args:
+    patterns: one for each query head, without content.
+    num_queries: the queries, L.
+    n: the keys.
+    first: the position of the first query, an int32 that may be traced.
   """
   tile = min(num_queries, SLICE_TILE)
   num_keys = min(n, SLICE_KEYS)
@@ -128,6 +143,8 @@ def slice_plans(
     single=False,
     num_keys=num_keys,
   )
+
+  # In natural order: a layout in the pattern's own would have to know `first`.
   query_order = make_order(np.arange(num_queries), num_rows * tile, first)
   key_order = make_order(np.arange(n), num_cols * num_keys)
 
@@ -166,7 +183,17 @@ def _plan(executor, part, n, tile, num_heads):
 
 @functools.lru_cache(maxsize=256)
 def _choose(executor, part, n, tile):
-  """The (tile, span) of lowest cost; a tile that is asked for is kept."""
+  """Chooses the (tile, span) of lowest cost.
+
+  A larger tile has fewer steps, and more scores outside the pairs. The cost of
+  both is counted, rather than estimated: a layout lists the tiles.
+
+  Args:
+    executor: the sizes to choose from, and limits.
+    part: the pattern.
+    n: positions of a sequence.
+    tile: the tile that is asked for, which is kept; 0 for none.
+  """
   asked = (tile,) if tile else executor.tiles
   sizes = sorted({min(size, n) for size in asked})
   choices = []
@@ -188,13 +215,17 @@ def _choose(executor, part, n, tile):
 def _best_span(executor, counts, size):
   """The lowest cost of rows with `counts` tiles, and the span that has it.
 
-  The span is the number of tiles of keys, `size` positions each, in a step.
+  The span is the number of tiles of keys, `size` positions each, in a step. A
+  row with 5 tiles has 2 steps with a span of 4, whose last 3 tiles are padding.
+  The cost is in scores of a head.
   """
   costs = []
   largest = max(1, min(executor.max_keys // size, MAX_SPAN))
   for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
     is_single = num_steps == len(counts)
+
+    # Single steps have no loop, only operations for each tile.
     overhead = TILE_COST * span if is_single else STEP_COST
     cost = num_steps * (size**2 * span + overhead)
     costs.append((cost, span))
@@ -209,10 +240,15 @@ def _tables(executor, layouts, span, num_heads):
     layouts: of the same tile, with equally many positions.
     span: tiles of keys that each tile of queries meets in a step.
     num_heads: heads of all sequences.
+
+  Returns:
+    `StepTables` of each layout. Those of devices with fewer steps are padded
+    with steps without tiles, which no group has.
   """
   tile = layouts[0].tile
   num_queries = len(layouts[0].query_order)
   num_rows = -(-num_queries // tile)
+
   counts = [np.bincount(layout.rows, minlength=num_rows) for layout in layouts]
   num_steps = -(-np.stack(counts) // span)
   is_single = bool(num_steps.max() <= 1)
@@ -228,11 +264,13 @@ def _tables(executor, layouts, span, num_heads):
   tables = []
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
+
     # The tiles of each row in order, `span` per step.
     row_start = np.cumsum(count) - count
     number = np.arange(len(layout.rows))
     number -= row_start[layout.rows]  # of a tile in its row
     step, place = np.divmod(number, span)
+
     group, row = np.divmod(layout.rows, size)
     cols = np.full((most_steps, size, span), -1, np.int32)
     cols[first[group] + step, row, place] = layout.cols
@@ -248,11 +286,13 @@ def _group(num_steps, largest):
     largest: the most tiles of queries in a group.
 
   Returns:
-    The steps of each group [devices, groups], and the tiles in a group.
+    The steps of each group [devices, groups], and the tiles in a group. A group
+    has as many steps as its longest row.
   """
   num_devices, num_rows = num_steps.shape
   most_steps = (1 + MAX_WASTE) * num_steps.sum()
   for size in range(largest, 1, -1):
+    # Groups of different sizes would need programs of their own.
     if num_rows % size == 0:
       groups = num_steps.reshape(num_devices, -1, size).max(2)
       if size * groups.sum() <= most_steps:
@@ -309,11 +349,14 @@ class PlanLoop(online_softmax.TileLoop):
     k_at_ACT = jnp.where(is_none, -1, k_at_ACT)
     k_at_AS = k_at_ACT.reshape(self.size, -1)
 
+    # Masks are computed from positions, in full tiles as well: a step has no
+    # branch for them.
     mask_ATS = online_softmax.pairs(
       self.plan.pattern,
       q_at_AT,
       k_at_AS,
     )
+    # The query heads of a key head follow each other in a tile's rows.
     mask_ATS = jnp.tile(mask_ATS, (1, self.rows, 1))
     return mask_ATS[:, None, None]
 
@@ -333,6 +376,8 @@ class PlanLoop(online_softmax.TileLoop):
     )
 
   def add(self, i: Array, j: Array, x_BLH: Array, new: Array) -> Array:
+    # Slices in turn rather than a scatter, whose order of additions is not
+    # fixed. Padding, column -1, has gradients of 0, which any tile may get.
     for cols_C, new_BHS in zip(self.cols[j], new, strict=True):
       tiles = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, tiles, strict=True):
@@ -364,6 +409,8 @@ class PlanLoop(online_softmax.TileLoop):
     by_tile = batch, self.size, self.tile
     x_BATH = x_BLH.reshape(by_tile + x_BLH.shape[2:])
     x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
+
+    # Segments are the same for all heads.
     if heads < self.rows:
       x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
     by_key_head = self.size, batch, -1, self.rows * self.tile
@@ -371,6 +418,7 @@ class PlanLoop(online_softmax.TileLoop):
 
   def _key_tiles(self, cols_AC, x_BLH):
     """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""
+
     # A gather: one operation, however many tiles. Concatenated slices are
     # copied at a fifth of its rate by the CPU compiler of jax 0.10.2.
     take = functools.partial(self._key_tile, x_BLH)

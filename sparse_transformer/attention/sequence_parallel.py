@@ -26,7 +26,11 @@ MAX_SHIFTS = 8  # messages, one after another
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Route:
-  """How devices get the positions that they need: in a few messages each."""
+  """How devices get the positions that they need: in a few messages each.
+
+  All of it is found on the host, from the pattern: at run time, devices only
+  take the rows they send, send them, and take those they need.
+  """
 
   # int32 [S, places], the position at each place of a device, -1 for none.
   positions: np.ndarray
@@ -50,7 +54,13 @@ class Route:
 
 
 def find_route(positions: np.ndarray, own: int) -> Route:
-  """The `Route` to positions, none of them twice on a device."""
+  """Finds the messages that bring devices their positions.
+
+  Args:
+    positions: int [S, places], the position that each place of a device needs,
+      -1 for none; none of them twice on a device.
+    own: positions that each device holds; device d has those from d * own on.
+  """
   num_devices = len(positions)
   device = np.arange(num_devices)[:, None]
   holders = np.where(positions < 0, device, positions // own)
@@ -67,6 +77,10 @@ def find_route(positions: np.ndarray, own: int) -> Route:
   counts = np.bincount(pair, minlength=num_devices**2)
   number = np.arange(len(pair)) - (np.cumsum(counts) - counts)[pair]
   sizes, shifts = _find_messages(counts.reshape(num_devices, num_devices))
+
+  # A row is in the same place of a message when it is sent and when it arrives.
+  # Where each device has a message of its own, the senders' are by receiver,
+  # and the receivers' by sender.
   starts = np.cumsum([0, *sizes])
   if shifts is None:
     sent_at = starts[reader] + number
@@ -75,6 +89,8 @@ def find_route(positions: np.ndarray, own: int) -> Route:
     message = np.searchsorted(shifts, (reader - holder) % num_devices)
     sent_at = received_at = starts[message] + number
 
+  # Messages are as long as the longest of any device, and padded with rows that
+  # do not exist. What is received comes after the device's own positions.
   read = np.where(positions < 0, -1, positions % own).astype(np.int32)
   nothing = own + np.arange(starts[-1], dtype=np.int32)
   sent = np.tile(nothing, (num_devices, 1))
@@ -91,7 +107,16 @@ def find_route(positions: np.ndarray, own: int) -> Route:
 
 
 def _find_messages(counts):
-  """(sizes, shifts) of messages by which devices read counts[to, from]."""
+  """Chooses between a message to each device, and one to some neighbors.
+
+  Args:
+    counts: int [to, from], how many positions each device reads from another.
+
+  Returns:
+    (sizes, shifts), see `Route`.
+  """
+  # Messages by shift are few where a pattern is local: each device reads from
+  # those a little before it.
   num_devices = len(counts)
   device = np.arange(num_devices)
   longest = []
@@ -117,7 +142,11 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange(Arrangement):
-  """An order of positions that are spread over devices."""
+  """An order of positions that are spread over devices.
+
+  `restore` is the transpose of `arrange`: what a row gets, it adds to the
+  position from which the row came.
+  """
 
   axes: Axes
   route: Route
@@ -140,6 +169,7 @@ class Exchange(Arrangement):
 
   def restore(self, arrays: Any) -> Any:
     """Adds results on the devices that hold their positions."""
+    # First back into the places in which rows were held, then onto their own.
     route = self.route
     inverse = _inverse(route.read, route.own + route.sent.shape[1])
     place = of_device(inverse, self.axes)
@@ -172,6 +202,8 @@ class Exchange(Arrangement):
     route = self.route
     if route.shifts is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
+
+    # A permutation for each message: device d sends to d + shift.
     num_devices = len(route.sent)
     ends = np.cumsum(route.sizes)
     messages = jnp.split(x_BL, ends[:-1], axis=1)
@@ -187,6 +219,7 @@ class Exchange(Arrangement):
 
 def _take(x_BL, at):
   """Rows of x, 0 where `at` is out of range or -1."""
+  # A constant that takes all rows in order needs no copy.
   n = x_BL.shape[1]
   if isinstance(at, np.ndarray) and np.array_equal(at, range(n)):
     return x_BL
@@ -221,7 +254,16 @@ class OverHeads(Arrangement):
 
 
 def to_heads(axes: Axes, arrays: Any) -> Any:
-  """All positions of a device's heads, or of a single head for all devices."""
+  """Exchanges a share of the positions of all heads for all of some heads.
+
+  Args:
+    axes: the axes of the mesh that split positions.
+    arrays: a pytree of arrays [B, own, H, ...]. An array with a single head, as
+      segments, is gathered on all devices.
+
+  Returns:
+    Arrays [B, L, H / S, ...], in which device i has the i-th share of heads.
+  """
 
   def exchange(x_BLH):
     if x_BLH.shape[2] == 1:
@@ -254,7 +296,17 @@ class Slices:
 
 @functools.lru_cache(maxsize=128)
 def slice_part(part: Pattern, n: int, tile: int, num_devices: int) -> Slices:
-  """Deals out the tiles of a part of n positions."""
+  """Deals out the tiles of a part to devices, in equal slices of its order.
+
+  Each device computes the tiles of its own queries, so that nothing is summed
+  over devices in the forward pass.
+
+  Args:
+    part: the part of a pattern.
+    n: positions of a sequence, a multiple of the devices.
+    tile: positions on a side of a tile.
+    num_devices: devices, S.
+  """
   layout = part.layout(n, tile)
   own = n // num_devices
   num_rows = -(-n // (tile * num_devices))  # tiles of queries of a device
@@ -293,12 +345,23 @@ def _positions(order, tiles, tile):
 
 
 def _keys(part, layout, device, num_devices, own):
-  """(positions of keys [devices, places], each tile's column among them).
+  """Finds the keys that each device needs.
 
-  `device` is that of each tile of the layout.
+  Args:
+    part: the part of a pattern.
+    layout: its tiles.
+    device: int [tiles], the device that computes each tile.
+    num_devices: devices, S.
+    own: positions that each device holds.
+
+  Returns:
+    The positions of keys at the places of each device, int [S, places], -1 for
+    keys that no query needs; and the column of each tile among these, int
+    [tiles].
   """
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
+
   # Each column of a device, and the number of each tile's.
   columns, number = np.unique(
     device * num_cols + layout.cols, return_inverse=True
@@ -306,7 +369,8 @@ def _keys(part, layout, device, num_devices, own):
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
 
-  # Of columns with other devices' positions, only keys that are in a pair.
+  # Of columns with other devices' positions, only keys that are in a pair: a
+  # strided column of a tile may have a single one.
   is_of_other = (positions // own != owner[:, None]) & (positions >= 0)
   is_away = is_of_other.any(1)
   is_needed = np.repeat(~is_away[:, None], tile, axis=1)
@@ -348,6 +412,7 @@ def plan_device(
     tile = _divisor_tile(executor, part, of_part, own)
     slices = slice_part(part, request.length, tile, num_devices)
 
+    # Heads cost each device one exchange of its share, forth and back.
     # All keys for some heads, where slices would need nearly all keys as well.
     can_split_heads = of_part.num_key_heads % num_devices == 0
     if slices.received > own and can_split_heads:
@@ -396,7 +461,10 @@ def _plan_heads(executor, part, request):
 
 @functools.lru_cache(maxsize=64)
 def _tables(executor, part, slices, request):
-  """The tables of all devices, stacked."""
+  """The tables of all devices, stacked: arrays [S, ...].
+
+  Kept: several layers, and both passes, ask for the same.
+  """
   tables = executor.device_tables(part, slices.layouts, request)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
 
@@ -406,9 +474,14 @@ def own_heads(
 ) -> tuple[contract.Request, Any]:
   """The request of a device's heads at all positions, and their arrays.
 
+  Every device runs the same program, and so the same patterns.
+
   Args:
     request: that of all heads.
     arrays: a pytree of arrays [heads, ...], or [1, ...] for all heads.
+
+  Raises:
+    ValueError: the heads cannot be split so that devices have equal patterns.
   """
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)

@@ -2,7 +2,8 @@
 
 The results of plans are merged by log-sum-exp. In the backward pass each plan
 recomputes its weights against the merged log-sum-exp, so nothing of size
-n x keys is stored.
+n x keys is stored. It needs no gradients of single plans: those of queries,
+keys and values are sums over all pairs, in whatever plans they are.
 """
 
 import dataclasses
@@ -45,11 +46,17 @@ def _run_plans(
     bias_HD: the bias of the device's heads; None for none.
     runtime_tables: what `binding.prepare` returns.
     first: the position of the first query of a slice; None for all queries.
+
+  Returns:
+    out in the dtype of values, and lse, -inf for a query without keys, in
+    float32 or wider. Without patterns, those of no keys.
   """
   num_queries = queries.q.shape[1]
   plans = _plan(executor, request, num_queries, bias_HD, runtime_tables, first)
   out_BLHE, lse_BLH = forward(plans, queries, keys)
   out_BLHE = out_BLHE.astype(keys.v.dtype)
+
+  # Named outside the loops, so that `jax.checkpoint` can keep them.
   out_BLHE, lse_BLH = contract.name_saved(out_BLHE, lse_BLH)
   return out_BLHE, lse_BLH
 
@@ -78,11 +85,14 @@ def _backward(executor, request, saved, cotangents):
     dout_BLHE,
     dlse_BLH,
   )
+
+  # Sums are in float32; gradients have the dtypes of their arrays.
   dq, dk, dv, dbias_HD = jax.tree.map(
     lambda g, x: g.astype(x.dtype),
     grads,
     (queries.q, keys.k, keys.v, bias_HD),
   )
+
   # Segments and the tables of plans are integers.
   return contract.Queries(dq), contract.Keys(dk, dv), dbias_HD, None, None
 
@@ -92,11 +102,25 @@ run_plans.defvjp(_forward, _backward)
 
 
 def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
-  """All plans, with what runs each and for which heads."""
+  """Makes all plans of a device, again in each pass: plans are not arrays.
+
+  Executors keep their plans, so that a second call costs nothing.
+
+  Args:
+    executor: what runs static pairs; None is not among them.
+    request: what is asked of this device.
+    num_queries: the queries of this device, L.
+    bias_HD, runtime_tables, first: as in `_run_plans`.
+
+  Returns:
+    [(runner, plan, heads)], a list of `Planned`.
+  """
   # Static pairs: their tables are known while the program is traced.
   static = binding.static_parts(request.patterns)
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
+
+  # A bias and a slice are known at run time only, which few executors can take.
   if bias_HD is not None:
     executor = diagonals
     plans = diagonals.plans(static_request, bias_HD, num_queries, first)
@@ -114,7 +138,8 @@ def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
   runtime_plans = binding.plan_found(request.patterns, runtime_tables)
   planned += [(runner, plan, heads) for plan, heads in runtime_plans]
 
-  # Of some heads, or of devices, gradients of keys may be added.
+  # The plan that runs alone may round its results. Otherwise outputs are merged
+  # with others, and so are gradients of keys, of some heads or of devices.
   is_whole = (
     len(planned) == 1
     and len(planned[0][-1]) == request.num_heads
@@ -133,7 +158,13 @@ def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
 def forward(
   plans: Sequence[Planned], queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider."""
+  """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider.
+
+  Args:
+    plans: plans of disjoint pairs, each with its runner and its heads.
+    queries, keys: the arrays of all heads, in natural order.
+  """
+  # Heads without any plan have no keys.
   dtype = np.promote_types(queries.q.dtype, np.float32)
   shape = queries.q.shape[:3]
   out_BLHE = jnp.zeros((*shape, keys.v.shape[3]), dtype)
@@ -145,9 +176,13 @@ def forward(
       queries, out_BLHE, lse_BLH = lax.optimization_barrier(
         (queries, out_BLHE, lse_BLH)
       )
+
+    # In the plan's order and back.
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
     results = runner.forward(plan, own_queries, own_keys)
     out, lse = plan.queries.restore(results)
+
+    # The first plan has nothing to be merged with.
     if i:
       index = heads_lib.index_of(heads, shape[2])
       earlier = out_BLHE[:, :, index], lse_BLH[:, :, index]
@@ -167,7 +202,18 @@ def backward(
   dout_BLHE: jax.Array,
   dlse_BLH: jax.Array,
 ) -> tuple[Any, ...]:
-  """(dq, dk, dv, dbias_HD), from the results over all plans."""
+  """Sums the gradients of all plans.
+
+  Args:
+    plans: as in `forward`.
+    queries, keys: as in `forward`.
+    bias_HD: the bias of all heads; None for none.
+    out_BLHE, lse_BLH: the merged results of `forward`.
+    dout_BLHE, dlse_BLH: the gradients of the loss by these.
+
+  Returns:
+    (dq_BLHK, dk_BMGK, dv_BMGE, dbias_HD), in the dtype of lse.
+  """
   # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
   dtype = lse_BLH.dtype
   delta_BLH = (out_BLHE.astype(dtype) * dout_BLHE.astype(dtype)).sum(-1)
@@ -177,11 +223,13 @@ def backward(
     lse=jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0),
     delta=delta_BLH - dlse_BLH,
   )
+
   grads = [jnp.zeros(x.shape, dtype) for x in (queries.q, keys.k, keys.v)]
   dbias_HD = jax.tree.map(jnp.zeros_like, bias_HD)
   for i, (runner, plan, heads) in enumerate(plans):
     if i:
       queries, grads = lax.optimization_barrier((queries, grads))
+
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
     dq, dk, dv, *dbias = runner.backward(plan, own_queries, own_keys)
     dq = plan.queries.restore(dq)
@@ -193,6 +241,8 @@ def backward(
       heads_lib.add_heads(grads[1], key_heads, dk),
       heads_lib.add_heads(grads[2], key_heads, dv),
     ]
+
+    # Of runners with a bias, which are those of `diagonals`.
     for gradient in dbias:
       index = heads_lib.index_of(heads, len(dbias_HD))
       dbias_HD = dbias_HD.at[index].add(gradient)

@@ -31,6 +31,7 @@ class Cudnn(contract.Executor):
   implementation: Literal["cudnn", "xla"] = "cudnn"
 
   def unsupported(self, request: Request) -> str | None:
+
     if lacking := request.features.asked:
       return f"it does not support {', '.join(lacking)}"
     if request.tile:
@@ -40,10 +41,13 @@ class Cudnn(contract.Executor):
         return f"{shorten(pattern)} is not dense"
     if max(request.batch or 1, request.num_heads) > MAX_SEQUENCES:
       return f"it has more than {MAX_SEQUENCES} sequences or heads"
+
+    # XLA runs the same function without cuDNN's limits.
     if self.implementation == "xla":
       return None
     if request.platform != "cuda":
       return "it needs an NVIDIA GPU"
+
     if any(x < MIN_CAPABILITY for x in platforms.compute_capabilities()):
       return f"it needs compute capability {MIN_CAPABILITY} or later"
     if request.dtype not in DTYPES:
@@ -85,15 +89,24 @@ class Cudnn(contract.Executor):
     return gradients(queries.dout)
 
   def _vjp(self, plan, queries, keys):
-    """In both passes: XLA runs the forward pass of a recomputed block once."""
+    """Differentiates `_attend`, whose derivatives are JAX's own.
+
+    In both passes: XLA runs the forward pass of a recomputed block once.
+
+    Returns:
+      out_BLHE, and a function from its gradients to those of q, k and v.
+    """
     attend = functools.partial(self._attend, plan)
     return jax.vjp(attend, queries.q, keys.k, keys.v)
 
   def _attend(self, plan, q_BLHK, k_BMGK, v_BMGE):
+    """JAX's attention, with arrays padded to shapes that it has: out_BLHE."""
     n = q_BLHK.shape[1]
     qk_width = q_BLHK.shape[3]
     value_width = v_BMGE.shape[3]
+    # Zeros change no product, and add outputs that are cut off.
     width = -(-max(qk_width, value_width) // MULTIPLE) * MULTIPLE
+
     is_causal = plan.pattern == Causal()
     # JAX has gradients of even lengths only; no query sees keys after the last.
     padding = n % 2 * is_causal

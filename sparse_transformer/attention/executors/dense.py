@@ -1,4 +1,8 @@
-"""The reference: softmax over all n x n scores, differentiated by JAX."""
+"""The reference: softmax over all n x n scores, differentiated by JAX.
+
+All other executors must agree with it. It is written to be read: no tiles, no
+kernels, no derivatives by hand, and everything in float32 or wider.
+"""
 
 import dataclasses
 import functools
@@ -16,6 +20,7 @@ MAX_MASK_BYTES = 2**32
 
 def unsupported(request: contract.Request) -> str | None:
   """See `contract.Executor`, which this is not: it has no plans."""
+  # One byte for each pair; scores in float32 take four times as much.
   size = request.num_heads * request.length**2
   if size <= MAX_MASK_BYTES:
     return None
@@ -36,8 +41,15 @@ def attend(
 ) -> tuple[jax.Array, jax.Array]:
   """(out_BLHE, lse_BLH) of a device.
 
-  Where positions are split over devices, each computes all of them. With
-  `first`, the queries start at that position, and patterns are static.
+  Where positions are split over devices, each computes all of them.
+
+  Args:
+    request: what is asked of this device.
+    queries, keys: its arrays.
+    directions: as in `attend`.
+    bias_HD: the bias of its heads; None for none.
+    first: the position of the first query, if there are fewer than keys;
+      patterns are then static.
   """
   if axes := request.split.over_positions:
     num_own = queries.q.shape[1]
@@ -46,13 +58,17 @@ def attend(
       lax.all_gather, axis_name=axes, axis=1, tiled=True
     )
     queries, keys = jax.tree.map(gather, (queries, keys))
+
     whole = dataclasses.replace(request, split=contract.Split())
     out, lse = attend(whole, queries, keys, directions, bias_HD, first=None)
+
+    # Each keeps its own positions.
     return (
       lax.dynamic_slice_in_dim(out, start, num_own, 1),
       lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
 
+  # Which pairs count: those of the pattern, within segments, ...
   mask_BHLM = binding.realize(request.patterns, queries, keys, directions)
   if first is not None:
     num_queries = queries.q.shape[1]
@@ -61,6 +77,7 @@ def attend(
     segments_B11M = keys.segments[:, None, None, :, 0]
     mask_BHLM &= queries.segments[:, None] == segments_B11M
 
+  # ... that the bias does not mask.
   scores_BHLM, v_BMHE = _scores(request, queries, keys)
   if bias_HD is not None:
     bias_HLM = _bias_of_pairs(bias_HD, queries, keys, first)
@@ -100,7 +117,10 @@ def _bias_of_pairs(bias_HD, queries, keys, first):
 
 
 def _scores(request, queries, keys):
-  """(scores_BHLM of all pairs, v_BMHE), in float32 or wider."""
+  """(scores_BHLM of all pairs, v_BMHE of query heads), in float32 or wider.
+
+  Scores are scaled and capped, but have no bias and no mask.
+  """
   scores = request.scores
   dtype = np.promote_types(queries.q.dtype, np.float32)
   _, _, num_heads, width = queries.q.shape

@@ -1,8 +1,12 @@
 """Attention with a bias by distance, in plain XLA: tiles meet along diagonals.
 
 A step has tiles of queries, and of keys equally far before them: they share
-their bias. Distances that the bias masks are left out, which is known only at
-run time; key heads run one after another, since each may leave out others.
+their bias, so that a tile of it is made once a step. Distances that the bias
+masks are left out, which is known only at run time; key heads run one after
+another, since each may leave out others.
+
+A bias by distance is that of T5 (Raffel et al. 2020, arXiv 1910.10683, section
+2.1) and of ALiBi (Press et al. 2022, arXiv 2108.12409), for example.
 
 Axes, besides those of `xla`: V distances of tiles, D of positions.
 """
@@ -45,7 +49,14 @@ def plans(
   num_queries: int,
   first: jax.Array | None,
 ) -> contract.Plans:
-  """The plans of all heads; with `first`, of queries from there on."""
+  """Makes the plans of all heads, one for each distinct pattern.
+
+  Args:
+    request: what is asked of this device.
+    bias_HD: the bias by distance of its heads.
+    num_queries: the queries of this device, L.
+    first: the position of the first query of a slice; None for all queries.
+  """
   n = request.length
   tile = tile_size(request)
   plans = []
@@ -53,6 +64,8 @@ def plans(
   for pattern, heads in by_pattern.items():
     if not pattern.pairs(n):
       continue
+
+    # Groups are whole: the last one may have tiles without queries.
     distances_V, cols = _steps(pattern, request, num_queries, first is not None)
     num_groups, _, size = cols.shape
     num_places = num_groups * size * tile
@@ -94,6 +107,7 @@ def most_scores(pattern: Pattern, request: contract.Request) -> int:
   num_steps = 0
   for cols_VA in cols:
     # From the first distance with tiles to the last.
+    # Distances between them that have none are computed as well.
     needed = np.flatnonzero((cols_VA >= 0).any(1))
     if len(needed):
       num_steps += int(needed[-1] - needed[0]) + 1
@@ -101,9 +115,17 @@ def most_scores(pattern: Pattern, request: contract.Request) -> int:
 
 
 def _steps(pattern, request, num_queries, is_slice):
-  """The distances in tiles, [V], and the tiles of keys of each step.
+  """The steps of a pattern: each group has one for each distance of tiles.
 
-  These are [groups, V, A], one for each tile of queries; -1 for none.
+  Args:
+    pattern: the pattern, whose pairs decide which distances have tiles.
+    request: whose tile and platform decide how large a step is.
+    num_queries: the queries, L.
+    is_slice: whether the position of the first query is unknown.
+
+  Returns:
+    The distances in tiles, ascending, int [V]; and the tile of keys of each
+    tile of queries, -1 for none, int32 [groups, V, A].
   """
   n = request.length
   tile = tile_size(request)
@@ -123,6 +145,8 @@ def _steps(pattern, request, num_queries, is_slice):
     # In natural order, whatever the pattern's own.
     layout = (Full() & pattern).layout(n, tile)
     distances_V = np.unique(layout.rows - layout.cols)
+
+  # Outside the sequence, there is nothing to meet.
   cols = rows - distances_V[:, None]
   is_tile = (cols >= 0) & (cols < num_cols) & (rows < num_rows)
   cols = np.where(is_tile, cols, -1).astype(np.int32)
@@ -145,7 +169,17 @@ def backward(
 
 
 def _each_head(run, plan, queries, keys):
-  """The results of key heads and their query heads, one after another."""
+  """The results of key heads and their query heads, one after another.
+
+  Args:
+    run: `online_softmax.forward` or `online_softmax.backward`.
+    plan: a plan of `plans`.
+    queries, keys: arrays in its orders.
+
+  Returns:
+    What `run` returns, with the heads of all; the gradient of the bias is
+    [G, R, D].
+  """
   num_heads = keys.k.shape[2]
 
   def run_head(head):
@@ -157,6 +191,7 @@ def _each_head(run, plan, queries, keys):
       lambda x: take(x, 2),
       (queries, keys),
     )
+
     bias_RD = take(plan.tables.bias, 0)
     loop = _Diagonals(plan, own_queries, own_keys, bias_RD)
     return run(loop, own_queries, own_keys, plan.scores)
@@ -172,7 +207,13 @@ def _each_head(run, plan, queries, keys):
 
 
 class _Diagonals(xla.PlanLoop):
-  """The steps of a plan, for one key head."""
+  """The steps of a plan, for one key head.
+
+  Args:
+    plan: the plan of all heads.
+    queries, keys: arrays of this key head and its R query heads.
+    bias_RD: the bias of these query heads.
+  """
 
   def __init__(self, plan, queries, keys, bias_RD):
     tables = plan.tables
@@ -199,6 +240,8 @@ class _Diagonals(xla.PlanLoop):
 
   def bounds(self, i):
     is_needed_V = self.is_needed[i]
+    # A loop runs over consecutive steps: from the first needed to the last. If
+    # none is needed, `begin` and `end` are both 0.
     ends_V = np.arange(1, 1 + len(is_needed_V))
     begin = is_needed_V.argmax()
     end = (is_needed_V * ends_V).max()
@@ -206,6 +249,7 @@ class _Diagonals(xla.PlanLoop):
     return first + begin, first + end
 
   def bias(self, i, j):
+    # Query t and key s of a tile are t - s further apart than its first ones.
     places = np.arange(self.tile)
     within_TS = places[:, None] + places[::-1]
     places_TS = self._start(j) + within_TS

@@ -33,7 +33,12 @@ PAIR_COST = 12e-12
 
 @dataclasses.dataclass(frozen=True)
 class Mosaic(contract.Executor):
-  """Runs fused kernels on TPUs, see `mosaic_kernels`."""
+  """Runs fused kernels on TPUs, see `mosaic_kernels`.
+
+  Kernels run on blocks of consecutive positions, so arrays are arranged in the
+  order of a plan first. Parts with one order of queries share a plan, and with
+  it the pass over queries and their running softmax.
+  """
 
   interpret: bool = False  # whether to interpret the kernels, on any platform
   # Of one grid: three tables of integers take 768 KiB of the 1 MiB of scalar
@@ -45,6 +50,7 @@ class Mosaic(contract.Executor):
       return "it needs a TPU"
     if request.features.bias:
       return "it does not have a bias"
+
     # `attend` reduces the tile of a short sequence.
     is_short = request.length <= request.tile < self.smallest_tile
     known = SMALL_TILES + TILES
@@ -53,8 +59,11 @@ class Mosaic(contract.Executor):
         f"tiles must have {' or '.join(map(str, known))} positions, got"
         f" tile={request.tile}; 0 chooses"
       )
+
+    # The interpreter has no hardware limits.
     if self.interpret:
       return None
+
     if request.dtype not in DTYPES:
       return f"it needs {' or '.join(DTYPES)}, got {request.dtype}"
     if request.features.mixed_dtypes:
@@ -125,6 +134,8 @@ class Mosaic(contract.Executor):
       outs,
       self.interpret,
     )
+
+    # Results belong to the side whose blocks the items are.
     if name == "backward_of_keys":
       num_heads = num_key_heads
     return [
@@ -155,6 +166,13 @@ def _plans(patterns, n, tile, group, most_steps):
 
   A part runs for all heads that have it. Where only some of the query heads of
   a key head are in a plan, the key head may occur several times in it.
+
+  Args:
+    patterns: one for each query head.
+    n: positions of a sequence.
+    tile: positions on a side of a tile.
+    group: query heads that share a key head.
+    most_steps: the most steps of a grid.
   """
   by_order = collections.defaultdict(list)
   for pattern, heads in heads_of_parts(patterns, n):
@@ -193,6 +211,7 @@ def _make_work(parts, members, group):
   masks = items.Masks(layout.tile)
   tiles = []
   for (pattern, heads, layout), first in zip(parts, first_tiles, strict=True):
+    # Heads are numbered within the plan, tiles of keys over all orders.
     of_part = items.Tiles(
       heads=[members.index(head) for head in heads],
       rows=layout.rows,
@@ -201,6 +220,7 @@ def _make_work(parts, members, group):
     )
     tiles.append(of_part)
 
+  # The arrays are arranged: a tile is where its number says.
   sides = (
     items.arranged_side(len(queries.positions), layout.tile),
     items.arranged_side(len(keys.positions), layout.tile),
@@ -236,6 +256,7 @@ def _orders_of_keys(layouts):
 def _choose_tile(patterns, n):
   """The tile with which steps and their pairs cost least."""
 
+  # Large tiles have fewer steps, small ones fewer scores outside the pairs.
   def cost(tile):
     num_tiles = 0
     for part, heads in heads_of_parts(patterns, n):

@@ -28,15 +28,23 @@ LEAST_WIDTHS = 64  # on other GPUs, and on these with segments or a soft cap
 
 @dataclasses.dataclass(frozen=True)
 class Triton(contract.Executor):
-  """Runs all heads and parts together on NVIDIA GPUs."""
+  """Runs all heads and parts together on NVIDIA GPUs.
+
+  One plan covers a request: kernels read rows by position, so that parts with
+  different orders need no copies of arrays, and a launch has work for all
+  processors.
+  """
 
   interpret: bool = False  # whether to interpret the kernels, on any platform
 
   def unsupported(self, request: Request) -> str | None:
+    # What neither the interpreter nor a GPU runs comes first.
     if not self.interpret and request.platform != "cuda":
       return "it needs an NVIDIA GPU"
     if request.features.bias:
       return "it does not have a bias"
+
+    # Triton's products take matrices whose sides are powers of 2, from 16 on.
     widths = request.qk_width, request.value_width
     if not set(widths) <= set(WIDTHS):
       return f"widths of heads must be among {WIDTHS}, got {widths}"
@@ -46,14 +54,19 @@ class Triton(contract.Executor):
         f"in {request.dtype} with widths {widths}, the positions of a tile must"
         f" be among {tiles}, got tile={request.tile}; 0 chooses"
       )
+
+    # The interpreter has no hardware limits.
     if self.interpret:
       return None
+
+    # Without a GPU, programs may be traced for one that is not known.
     capabilities = platforms.compute_capabilities()
     if min(capabilities, default=MIN_CAPABILITY) < MIN_CAPABILITY:
       return (
         f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
         f" {min(capabilities)}"
       )
+
     if request.dtype not in TILES:
       return f"its dtypes are {', '.join(TILES)}, got {request.dtype}"
     if request.features.mixed_dtypes:
@@ -68,15 +81,26 @@ class Triton(contract.Executor):
     return None
 
   def _largest_tile(self, request):
-    """The positions of the largest tile that kernels compile with."""
+    """The positions of the largest tile that kernels compile with.
+
+    Args:
+      request: whose widths, dtype and features decide how many registers and
+        how much shared memory a program needs.
+
+    Returns:
+      64 or 32.
+    """
+    # One program for all GPUs of the machine: the weakest limits it.
     capabilities = [] if self.interpret else platforms.compute_capabilities()
     most = 256
     for capability in capabilities:
       most = min(most, MAX_WIDTHS.get(int(capability), LEAST_WIDTHS))
+
     features = request.features  # the rest cost nothing
     needs_more = features.segments or features.softcap or request.group > 1
     if most < 256 and needs_more:
       most = LEAST_WIDTHS
+
     is_wide = request.qk_width + request.value_width > most
     return 32 if is_wide else TILES.get(request.dtype, 64)
 

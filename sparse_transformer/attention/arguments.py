@@ -31,7 +31,19 @@ def check_arrays(
   segments_BL: jax.Array | Segments | None = None,
   first: jax.Array | int | None = None,
 ) -> tuple[Queries, Keys, jax.Array | None]:
-  """The arrays of `attend`, batched, and `first`, once they are checked."""
+  """Checks the arrays of `attend`.
+
+  Args:
+    q_BLHK, k_BMGK, v_BMGE: as in `attend`, also without a batch axis.
+    segments_BL: as in `attend`; or `Segments`, which are not checked.
+    first: as in `attend`.
+
+  Returns:
+    Queries and keys with a batch axis, and `first` as an int32 or None.
+
+  Raises:
+    ValueError: a dtype, a shape or a value is invalid.
+  """
   arrays = dict(q=q_BLHK, k=k_BMGK, v=v_BMGE)
   fault = _find_fault(q_BLHK, k_BMGK, v_BMGE, is_slice=first is not None)
   if fault is not None:
@@ -51,10 +63,15 @@ def check_arrays(
 
   if segments_BL is None:
     return Queries(q), Keys(k, v), first
+
+  # A cache in Flax: the query's segment is not one of the keys'.
   if isinstance(segments_BL, Segments):
     query_segments = segments_BL.of_queries[..., None]
     key_segments = segments_BL.of_keys[..., None]
     return Queries(q, query_segments), Keys(k, v, key_segments), first
+
+  # [B, M, 1], with one head for all, so that segments are arranged, cut and
+  # sent as arrays of keys are.
   segments = _check_segments(segments_BL, k.shape[is_unbatched:2])
   if is_unbatched:
     segments = segments[None]
@@ -111,6 +128,7 @@ def _check_segments(segments, shape):
   if not isinstance(x, jax.Array):
     x = np.asarray(x)
   is_valid = x.shape == shape and x.dtype.kind in "iu"
+  # Wrapped around, two documents might get one number.
   if is_valid and x.dtype.itemsize > 4:
     is_known = not isinstance(x, jax.core.Tracer)
     is_valid = is_known and np.array_equal(x, x.astype(np.int32))
@@ -161,6 +179,7 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
     cap = float(softcap)
   except (TypeError, ValueError, OverflowError):
     factor = cap = math.nan
+
   # So that float32 holds their products and quotients.
   sizes = [abs(x) for x in (factor or 0, cap)]
   if not all(x == 0 or 1e-18 <= x <= 1e18 for x in sizes) or cap < 0:
@@ -196,6 +215,7 @@ def check_bias(
     dtype: of the queries.
   """
   bias = jnp.asarray(bias_HD)
+  # Odd, so that distance 0 is in the middle.
   least = 2 * length - 1
   size = max(least, bias.shape[-1] if bias.ndim else 0)
   if size % 2 == 0 or not is_floating(bias, (len(patterns), size)):

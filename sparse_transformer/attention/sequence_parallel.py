@@ -412,7 +412,6 @@ def plan_device(
     tile = _divisor_tile(executor, part, of_part, own)
     slices = slice_part(part, request.length, tile, num_devices)
 
-    # Heads cost each device one exchange of its share, forth and back.
     # All keys for some heads, where slices would need nearly all keys as well.
     can_split_heads = of_part.num_key_heads % num_devices == 0
     if slices.received > own and can_split_heads:

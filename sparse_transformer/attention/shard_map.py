@@ -15,7 +15,16 @@ Results = tuple[jax.Array, jax.Array]
 
 
 def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
-  """The split of queries over the mesh in context, by a spec as in `attend`."""
+  """Finds how queries are split over the mesh.
+
+  Args:
+    q_BLHK: the queries, whose type may have a mesh; otherwise that in context.
+    spec: the axes of sequences, positions and heads, as in `attend`; None for
+      the default.
+
+  Raises:
+    ValueError: the spec is not one of this mesh, or does not divide the array.
+  """
   mesh = _mesh_of(q_BLHK)
   if spec is None:
     return _default_split(q_BLHK, mesh)
@@ -26,6 +35,7 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
       f"{spec=} must say which axes split sequences, positions and heads, of a"
       f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
     )
+
   asked = _split_by(spec, mesh)
   # The axes of an enclosing `jax.shard_map` have already split the arrays.
   outside = set(mesh.manual_axes)
@@ -37,6 +47,8 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   )
   if split.within and split.positions:
     raise ValueError(f"{spec=}: only some axes of positions are manual")
+
+  # `within` is beyond the three axes of the array, and not checked.
   whole = zip(q_BLHK.shape[:3], split, Split._fields, strict=False)
   for size, axes, name in whole:
     if size % _size(mesh, axes):
@@ -48,7 +60,11 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
 
 
 def _default_split(q_BLHK, mesh):
-  """By explicit axes as the queries are; by automatic ones, if they divide."""
+  """The split without a spec.
+
+  Explicit axes split as the type of the queries says. Automatic axes, whose
+  split is not known while tracing, split sequences if they divide them.
+  """
   split = _split_by(jax.typeof(q_BLHK).sharding.spec, mesh)
   sequences = split.sequences
   for axis in mesh.auto_axes:
@@ -100,7 +116,11 @@ def on_any_mesh(
     split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
       axes, results are split as the first.
     rest, specs: a pytree of other arrays, and of their specs, its prefix.
+
+  Returns:
+    (out_BLHE, lse_BLH) of all devices, split as `split` says.
   """
+  # One device needs no `shard_map`; within one, its arrays are all there are.
   mesh = _mesh_of(arrays[0])
   free = mesh.auto_axes + mesh.explicit_axes
   if not mesh.explicit_axes and _size(mesh, free) == 1:
@@ -116,6 +136,8 @@ def on_any_mesh(
 
   query_spec = jax.typeof(arrays[0]).sharding.spec
   in_specs = spec, specs
+  # Explicit axes must be split as the specs say before the call; automatic ones
+  # are by the compiler.
   if mesh.explicit_axes:
     arrays, rest = _reshard(mesh, (arrays, rest), in_specs)
   arrays, rest = jax.tree.map(jnp.asarray, (arrays, rest))
@@ -130,6 +152,8 @@ def on_any_mesh(
     # kernels do not say how their results vary.
     check_vma=False,
   )(arrays, rest)
+
+  # Results get the type that the caller's queries had.
   if mesh.explicit_axes:
     results = _reshard(mesh, results, PartitionSpec(*query_spec[:3]))
   return results

@@ -1,5 +1,9 @@
 """The pairs of content-based patterns, for given arrays.
 
+A content-based pattern says how to find buckets of queries and keys. Given
+arrays, it is bound: its `contents` are replaced by sets of pairs, which are
+patterns over positions as others are, with arrays inside.
+
 In all functions, `patterns` has one pattern per head, `directions` is as in
 `attention.attend`, and `bound` is what `bind` returns.
 """
@@ -42,7 +46,17 @@ def bind(
   keys: Keys,
   directions: Directions,
 ) -> tuple[Any, ...]:
-  """The sets that make up the `contents` of each pattern of `with_content`."""
+  """Finds the sets that make up the `contents` of each pattern.
+
+  Args:
+    patterns: one for each query head.
+    queries, keys: arrays at all positions, and their segments if there are any.
+    directions: as in `attend`.
+
+  Returns:
+    For each pattern of `with_content`, in its order, a tuple with the sets of
+    each of its `contents`.
+  """
   num_heads, num_key_heads = queries.q.shape[2], keys.k.shape[2]
   segments = key_segments = None
   if keys.segments is not None and queries.segments is not None:
@@ -55,11 +69,13 @@ def bind(
     of_keys = key_heads(heads, num_heads // num_key_heads)
     q_BLHK = queries.q[:, :, index]
     k_BMGK = keys.k[:, :, index_of(of_keys, num_key_heads)]
+
     sets = []
     for content in pattern.contents():
       vectors = directions.get(content)
       if vectors is not None and len(vectors) > 1:
         vectors = vectors[index]
+
       # Rematerialization keeps them: decided again, they could differ.
       decided = labels(content, q_BLHK, k_BMGK, vectors, segments=segments)
       decided = checkpoint_name(decided, contract.SAVED_NAMES[-1])
@@ -76,7 +92,19 @@ def labels(
   start: jax.Array | int = 0,
   segments: tuple[jax.Array, jax.Array] | None = None,
 ) -> jax.Array:
-  """Finds buckets without gradients; by default, from its own directions."""
+  """Finds the buckets of queries and keys, without gradients.
+
+  Args:
+    content: the content-based pattern.
+    q_BLHK, k_BMGK: queries and keys of the heads that have it.
+    directions: [H or 1, directions, K]; None for those that it draws itself.
+    start: the position of the first query, when decoding.
+    segments: (of queries [B, L], of keys [B, M]); None for a single one.
+
+  Returns:
+    int32 [B, H, n, labels], see `Content.find_buckets`.
+  """
+  # In float32: which bucket is nearest should not depend on the dtype.
   drawn = content.directions(q_BLHK.shape[-1])
   q, k, directions_HDK = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
@@ -101,6 +129,7 @@ def check_directions(
     for content in pattern.contents():
       if content.num_directions:
         shapes[content] = len(patterns), content.num_directions, width
+
   for pattern in directions:
     if pattern not in shapes:
       raise ValueError(
@@ -108,6 +137,7 @@ def check_directions(
         " takes; a key is a Pattern, not its text; directions are for"
         f" {', '.join(map(shorten, shapes)) or 'none'}"
       )
+
   for content, shape in shapes.items():
     vectors = directions.get(content)
     if vectors is None and content.directions(width) is None:
@@ -132,7 +162,18 @@ def prepare(
   directions: Directions,
   tile: int,
 ) -> tuple[Any, ...]:
-  """What `plan_found` makes plans of."""
+  """Finds the sets of all content-based patterns, and lays out their tiles.
+
+  Apart from `plan_found`, since its results are arrays: both passes share them,
+  while plans are made in each.
+
+  Args:
+    patterns, queries, keys, directions: as in `bind`.
+    tile: positions on a side of a tile, 0 to choose.
+
+  Returns:
+    (bound, tables): what `bind` returns, and the tables of each distinct set.
+  """
   bound = bind(patterns, queries, keys, directions)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
   return bound, tables
@@ -168,6 +209,7 @@ def count_scores(
     shape = 1, content.num_directions, request.qk_width
     directions[content] = jnp.zeros(shape)
 
+  # Makes the plans of one head, and looks at them.
   def count(q):
     queries = Queries(q)
     keys = Keys(q, q)
@@ -185,7 +227,10 @@ def count_scores(
 def unions(
   pattern: Pattern, sets: Sequence[tuple[Pattern, ...]]
 ) -> dict[Pattern, Pattern]:
-  """{content: the union of its sets} for a pattern's `contents`."""
+  """{content: the union of its sets} for a pattern's `contents`.
+
+  A content may have several sets, such as one for each round of hashes.
+  """
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))
 
@@ -214,6 +259,8 @@ def realize(
 ) -> jax.Array:
   """`find_pairs`, where queries may only have keys of their segments."""
   bound = bind(patterns, queries, keys, directions)
+
+  # Each head gets a pattern of its own, with its own arrays inside.
   heads_bound = [pattern.support() for pattern in patterns]
   by_pattern = with_content(patterns).items()
   for (pattern, heads), sets in zip(by_pattern, bound, strict=True):

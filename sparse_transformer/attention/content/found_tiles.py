@@ -1,7 +1,8 @@
 """Runs sets of pairs whose tiles are found at run time, in plain XLA.
 
 Tiles of queries are gathered by position, each with all its keys in one step.
-What goes to the same place is added in a fixed order.
+Shapes are known while the program is traced: only positions in the tables
+depend on content. What goes to the same place is added in a fixed order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places of all tiles; R places of a query.
@@ -31,7 +32,11 @@ SCORES = 2**25
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TileTables:
-  """The tables of one set."""
+  """The tables of one set of pairs: which positions are in which tile.
+
+  A query has R places, since it may be in several tiles, whose results are
+  merged by log-sum-exp.
+  """
 
   queries: jax.Array  # int32 [B, H, V, T], positions, -1 for none
   keys: jax.Array  # int32 [B, H, P], the same of keys, in whole tiles
@@ -69,7 +74,11 @@ def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
 
 
 def _lay_out_near(pairs, tile):
-  """Tiles in the order of the set; each has the keys of some tiles before."""
+  """Lays out tiles in the order of the set, in which near keys are neighbors.
+
+  Each tile of queries has the keys of its own tile and of some before: as many
+  as the set's `reach`, in positions, may extend over.
+  """
   batch, num_heads, n = pairs.order.shape
   num_tiles = -(-n // tile)
   span = min(1 + -(-pairs.reach // tile), num_tiles)
@@ -81,6 +90,7 @@ def _lay_out_near(pairs, tile):
 
   at = jnp.arange(n, dtype=jnp.int32)
 
+  # The order is a permutation: its inverse says where each query is.
   def invert(order):
     return jnp.zeros_like(at).at[order].set(at)
 
@@ -95,11 +105,16 @@ def _lay_out_near(pairs, tile):
 
 
 def _lay_out_chosen(pairs, tile):
-  """Tiles of the queries that chose the same block of keys."""
+  """Lays out tiles of the queries that chose the same block of keys.
+
+  A query is in one tile for each block that it chose, with all keys of the
+  block; a block that few chose has a tile that is mostly padding.
+  """
   batch, num_heads, n, num_choices = pairs.blocks.shape
   size = min(pairs.size, n)
   num_blocks = -(-n // size)
 
+  # Entry e of a row is choice e % num_choices of query e // num_choices.
   labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
   labels = labels.reshape(batch * num_heads, n * num_choices)
   groups = group_by_label(labels, num_blocks, tile)
@@ -125,7 +140,11 @@ def _lay_out_chosen(pairs, tile):
 def plan_part(
   part: Pattern, tables_of: Mapping[Pattern, TileTables]
 ) -> contract.Plan:
-  """The plan of a bound part, from the tables of each set."""
+  """The plan of a bound part, from the tables of each set.
+
+  A part is a set, or one that other patterns restrict: its tiles are those of
+  the set, and the rest is a mask.
+  """
 
   def find(part):
     """(the set, the mask applied within its tiles)."""
@@ -145,7 +164,7 @@ def plan_part(
 
 @dataclasses.dataclass(frozen=True)
 class FoundTiles:
-  """Runs plans whose tables are found at run time."""
+  """Runs plans whose tables are found at run time, a `contract.Runner`."""
 
   platform: str
 
@@ -163,10 +182,17 @@ class FoundTiles:
 
 
 def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
-  """(steps, tiles of a step) for at most `limit` scores in a step.
+  """Divides tiles into steps of equal size, the last of which may be padded.
 
-  `scores` are those of a tile in one of `batch` sequences. A symbolic number
-  of sequences, as `jax.export` may have, counts as 1.
+  Args:
+    num_tiles: tiles of a sequence.
+    batch: number of sequences. A symbolic one, as `jax.export` may have, counts
+      as 1.
+    scores: scores of a tile, in one sequence.
+    limit: the most scores of a step, unless one tile has more.
+
+  Returns:
+    (steps, tiles of a step).
   """
   if isinstance(batch, int):
     scores *= batch
@@ -176,7 +202,11 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
 
 
 class _Steps(online_softmax.TileLoop):
-  """Tables, cut into steps of A tiles of queries each, with all their keys."""
+  """Tables, cut into steps of A tiles of queries each, with all their keys.
+
+  Arrays of keys are arranged by `at` once. Those of queries are gathered step
+  by step: a query may have several places.
+  """
 
   name = "gathered"
   single = True
@@ -198,6 +228,8 @@ class _Steps(online_softmax.TileLoop):
       num_heads * scores_of_tile,
       limit=CPU_SCORES if platform == "cpu" else SCORES,
     )
+
+    # Tiles without queries fill the last step.
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
@@ -267,11 +299,13 @@ class _Windows(_Steps):
     self.at = _pad_tiles(at, 0, self.missing, -1)
 
   def take(self, i, x_BHVT):
+    # Neighboring tiles share keys: each is read once, and copied `span` times.
     tiles = self._now(x_BHVT, i, self.behind)
     windows = [tiles[:, :, c : c + self.size] for c in range(self.span)]
     return jnp.concatenate(windows, 3)
 
   def add(self, i, j, x_BHVT, new_BHAS):
+    # The transpose of `take`: what a tile gave to several windows is added up.
     tiles = self._now(x_BHVT, i, self.behind)
     for c, new in enumerate(jnp.split(new_BHAS, self.span, 3)):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
@@ -310,7 +344,9 @@ class _Blocks(_Steps):
 
   def add(self, i, j, x_BHM, new_BHAS):
     at = self._now(self.blocks, i)
-    # A CPU adds values for the same place one after another.
+
+    # A CPU adds values for the same place one after another, in a fixed order.
+    # Other platforms may not, unless places are unique.
     is_unique = self.platform != "cpu"
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
@@ -341,6 +377,9 @@ class _Blocks(_Steps):
       after=1,
       fill=True,
     )
+
+    # Places past the end are dropped; different ones, since all are promised to
+    # be unique.
     is_block = at < self.num_blocks
     number = jnp.arange(self.size, dtype=at.dtype)
     nowhere = self.num_blocks + number[None, None]

@@ -84,6 +84,7 @@ def as_attention_fn(
       x.astype(dtype or x.dtype).reshape(merged + x.shape[-3:])
       for x in (query, key, value)
     )
+
     n = k.shape[-3]
     heads = arguments.patterns_of_heads(patterns_read, num_heads, n)
     if is_causal:
@@ -109,7 +110,15 @@ def as_attention_fn(
 
 
 def _of_cache(mask_BM):
-  """The position and the segments of a query, from the mask of a cache."""
+  """The position and the segments of a query, from the mask of a cache.
+
+  Args:
+    mask_BM: the keys that each sequence may see.
+
+  Returns:
+    Arguments of `attend`: `first`, and segments that are 0 for these keys and
+    for the query, and -1 for others.
+  """
   # The last position that any sequence may see is the one just written.
   first = jnp.where(mask_BM, jnp.arange(mask_BM.shape[1])[None], 0).max()
   of_keys = jnp.where(mask_BM, 0, -1).astype(jnp.int32)

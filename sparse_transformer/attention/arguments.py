@@ -64,7 +64,7 @@ def check_arrays(
   if segments_BL is None:
     return Queries(q), Keys(k, v), first
 
-  # A cache in Flax: the query's segment is not one of the keys'.
+  # From `adapters`, where the mask of a cache becomes segments.
   if isinstance(segments_BL, Segments):
     query_segments = segments_BL.of_queries[..., None]
     key_segments = segments_BL.of_keys[..., None]

@@ -27,7 +27,12 @@ from sparse_transformer.patterns.content import Content, Known
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
-  """The slots of keys of a causal pattern over n steps, as few as can be."""
+  """The slots of keys of a causal pattern over n steps, as few as can be.
+
+  A slot is like a register, and a key like a value that is live until its last
+  reader: taking the slot that is free first needs no more slots than there are
+  keys at once.
+  """
 
   # int32 [n], the slot of each key; `size` for keys without a reader.
   slots: np.ndarray
@@ -59,6 +64,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       " step; use a causal pattern"
     )
   last = analysis.last_readers(kept, n)
+
   # A slot is free once its key has had its last reader.
   slots = np.full(n, -1, np.int32)
   size = 0
@@ -71,6 +77,8 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       size += 1
     slots[key] = slot
     heapq.heappush(freed, (int(last[key]) + 1, slot))
+
+  # One slot more, so that every key can be written somewhere.
   slots[slots < 0] = size
   return CachePlan(
     slots=slots,
@@ -125,6 +133,7 @@ class Group:
     q_BLHK, k_BLGK, v_BLGE = arrays
     key_heads = np.array(self.key_heads)
 
+    # Slots come first: an index array between slices moves its axis there.
     def put(x, new_BLGK):
       new_LBCK = jnp.moveaxis(new_BLGK[:, :, key_heads], 1, 0)
       rows = jnp.take(new_LBCK, positions - start, axis=0, mode="clip")
@@ -133,6 +142,8 @@ class Group:
     k = put(self.k, k_BLGK)
     v = put(self.v, v_BLGE)
 
+    # Labels are found once, when a position is written. All earlier keys are
+    # at hand: with labels, each key has a slot of its own, in order.
     labels = []
     own_directions = self._own(directions)
     for content, earlier in zip(
@@ -164,10 +175,24 @@ class Group:
     scores: contract.Scores,
     bias_HD: jax.Array | None = None,
   ) -> online_softmax.Softmax:
-    """(out [B, C R, E], lse [B, C R]) at position t, whose keys are written."""
+    """Attention of one query per head at position t, whose keys are written.
+
+    Args:
+      layer: the layer.
+      t: the position, int32.
+      q_BHK: the queries of all heads.
+      directions: as in `attend`.
+      scores: how scores follow from products.
+      bias_HD: the bias of all heads; None for none.
+
+    Returns:
+      (out [B, C R, E], lse [B, C R]), in float32 or wider.
+    """
     q_BHK = q_BHK[:, np.array(self.heads)]
     batch, num_heads, width = q_BHK.shape
     dtype = np.promote_types(q_BHK.dtype, np.float32)
+
+    # Keys that are left in a slot after their last reader are masked.
     mask = self._mask(layer, t)
     k = self.k[layer]
     v = self.v[layer]
@@ -222,16 +247,19 @@ class Group:
         for content, x in zip(contents, self.labels, strict=True)
       ]
       bound = self.pattern.bind(binding.unions(self.pattern, sets))
+
     # In the mask of a bound pattern, positions have axes of batch and heads.
     query = t.reshape(1, 1, 1, 1)
     keys = self.positions.reshape(1, 1, 1, -1)
     mask = (bound.mask(query, keys) & (keys >= 0))[:, :, 0]
+
     # Otherwise it is computed for each use.
     return lax.optimization_barrier(mask)
 
 
 def num_labels(content: Content, n: int, width: int) -> int:
   """The number of labels of a position; `width` is K."""
+  # From shapes alone: nothing is computed.
   arrays = jax.eval_shape(
     lambda: Known(
       jnp.zeros((1, 1, 1, width)),

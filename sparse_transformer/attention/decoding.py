@@ -58,6 +58,9 @@ def init_cache(
     dtype: of the keys and values that are kept.
     layers: number of layers with these patterns.
 
+  Returns:
+    A `Cache` without positions, for `fill_cache` or `attend_next` at t = 0.
+
   Raises:
     ValueError: a pattern is invalid or not causal, or G does not divide H.
 
@@ -83,12 +86,15 @@ def init_cache(
     )
   patterns_H = arguments.patterns_of_heads(patterns, num_heads, length)
 
+  # Heads with one pattern keep the same keys, and share a plan of slots.
   groups = []
   by_pattern = group_heads([(pattern,) for pattern in patterns_H])
   for pattern, heads in by_pattern.items():
     own_key_heads = key_heads(heads, num_heads // num_key_heads)
+    # The last slot takes keys that nothing reads.
     size = cached_group.plan_cache(pattern, length).size + 1
     slots = layers, batch, len(own_key_heads), size
+
     labels = []
     for content in pattern.contents():
       num_labels = cached_group.num_labels(content, length, qk_width)
@@ -136,6 +142,9 @@ def fill_cache(
     layer: the layer of the cache that is filled; may be traced.
     directions: as in `attend`.
 
+  Returns:
+    The cache with these positions; arrays of the old one are not changed.
+
   Raises:
     ValueError: an argument does not fit the cache, or the cache is known not to
       be empty.
@@ -154,6 +163,7 @@ def fill_cache(
   if _known(cache.count) not in (None, 0, num):
     raise ValueError("a prompt needs an empty cache; see init_cache")
 
+  # Each slot is written once, with the key that it has after the prompt.
   groups = tuple(
     group.write(
       layer,
@@ -204,11 +214,14 @@ def attend_next(
   """
   _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
   t = arguments.check_index("t", t, cache.length)
+
+  # All layers share a count: the first to step advances it, the others follow.
   count = _known(cache.count)
   if count is not None and isinstance(t, int):
     layers = len(cache.groups[0].k)
     if t != count and not (layers > 1 and t == count - 1):
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
+
   scores = arguments.check_scores(scale, softcap)
   directions = directions or {}
   if bias_HD is not None:
@@ -220,6 +233,7 @@ def attend_next(
   arrays = [x[:, None] for x in (q_BHK, k_BGK, v_BGE)]
   groups, outs, lses = [], [], []
   for group in cache.groups:
+    # Before attention: a query may attend to its own position.
     slot = jnp.asarray(group.plan.slots)[t]
     group = group.write(layer, t, arrays, slot, t, directions)
     out, lse = group.attend(layer, t, q_BHK, directions, scores, bias_HD)
@@ -231,6 +245,7 @@ def attend_next(
   order = np.argsort([head for group in groups for head in group.heads])
   out_BHE = jnp.concatenate(outs, 1)[:, order]
   lse_BH = jnp.concatenate(lses, 1)[:, order]
+
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, len(cache.patterns))
     out_BHE, _ = online_softmax.add_sinks(out_BHE, lse_BH, sinks_H)
@@ -254,6 +269,8 @@ def _check(cache, layer, directions, arrays, new=()):
     v=(batch, *new, cache.num_key_heads, value_width),
   )
   has_labels = any(group.labels for group in cache.groups)
+
+  # A prompt needs queries only for labels.
   for (name, shape), x in zip(expected.items(), arrays, strict=True):
     if name == "q" and x is None and new and not has_labels:
       continue

@@ -61,9 +61,12 @@ def describe(
 def _describe(pattern, heads, request, backend):
   n = request.length
   tiles = _tiles(pattern, request, backend)
+
+  # Only causal patterns can be decoded step by step.
   cached_keys = None
   if analysis.is_causal(pattern, n):
     cached_keys = analysis.cache_size(cached_group.kept_pairs(pattern), n)
+
   return Description(
     pattern=pattern,
     heads=heads,
@@ -87,10 +90,12 @@ def _tiles(pattern, request, backend):
     tile = diagonals.tile_size(request)
     return [(name, tile, diagonals.most_scores(pattern, request))]
 
+  # A pattern may have both kinds of parts, which different executors run.
   tiles = []
   static, content_parts = pattern.split()
   if static is not None:
     executor = registry.EXECUTORS[name]
+    # The patterns of all heads: some executors choose one tile for them all.
     static_patterns = binding.static_parts(request.patterns)
     static_request = dataclasses.replace(request, patterns=static_patterns)
     for part in static.parts():

@@ -115,6 +115,7 @@ def attend(
   )
   batch, _, num_heads, qk_width = queries.q.shape
   _, length, num_key_heads, value_width = keys.v.shape
+
   split = shard_map.split_of(queries.q, spec)
   # Within `jax.shard_map`, arrays are what a device has.
   length *= shard_map.num_devices(queries.q, split.within)
@@ -137,6 +138,7 @@ def attend(
     bias=bias_HD is not None,
     lse=return_lse,
   )
+
   # Unlike those of a dict, its keys need no order to be a pytree.
   directions = collections.OrderedDict(directions or {})
   binding.check_directions(request.patterns, directions, qk_width)
@@ -157,9 +159,11 @@ def attend(
     executor, own_request, queries, keys, directions, bias_HD, first
   )
 
+  # Sinks need only the log-sum-exp: no executor has to know them.
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, num_heads)
     out, lse = online_softmax.add_sinks(out, lse, sinks_H)
+
   if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
@@ -187,7 +191,10 @@ def _check_slice(request):
 
 
 def _of_device(request, q_BLHK):
-  """The request of each device, for its sequences and heads."""
+  """The request of each device, for its sequences and heads.
+
+  All devices run one program, so each share of heads must have equal patterns.
+  """
   split = request.split
   num_shards = shard_map.num_devices(q_BLHK, split.heads)
   patterns = request.patterns[: request.num_heads // num_shards]
@@ -197,6 +204,7 @@ def _of_device(request, q_BLHK):
     patterns = request.patterns
     num_shards = 1
     split = split._replace(heads=())
+
   batch = request.batch
   if batch is not None:
     batch //= shard_map.num_devices(q_BLHK, split.sequences)
@@ -254,6 +262,8 @@ def _on_device(executor, request, arrays, rest):
     )
     queries, keys = sequence_parallel.to_heads(axes, (queries, keys))
 
+  # Outside the custom derivatives: labels have none, and `jax.checkpoint` may
+  # keep them.
   runtime_tables = binding.prepare(
     request.patterns, queries, keys, directions, request.tile
   )

@@ -1,6 +1,7 @@
 """Heads with the same pattern run together; key heads may serve several.
 
-Query head h has key head h // group.
+Query head h has key head h // group: grouped-query attention (Ainslie et al.
+2023, arXiv 2305.13245), with multi-head and multi-query attention as its ends.
 """
 
 import dataclasses
@@ -31,6 +32,9 @@ def key_heads(heads: Heads, group: int) -> Heads:
   ((0, 1), (0, 0, 1))
   """
   shared = np.array(heads) // group
+
+  # The most query heads in a row that each of their key heads may serve. One
+  # query head each is always possible.
   for size in range(group, 0, -1):
     if len(heads) % size == 0:
       rows = shared.reshape(-1, size)
@@ -41,7 +45,7 @@ def key_heads(heads: Heads, group: int) -> Heads:
 
 
 def request_of(request: Request, pattern: Pattern, heads: Heads) -> Request:
-  """The request of some heads alone, all with the same pattern."""
+  """The request of some heads alone, all of which get the same pattern."""
   return dataclasses.replace(
     request,
     patterns=(pattern,) * len(heads),
@@ -70,7 +74,7 @@ def group_heads(
 
 
 def put_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
-  """x, with the results of heads in their places."""
+  """x, with the results of heads in their places, in its own dtype."""
   index = index_of(heads, x_BLH.shape[2])
   if isinstance(index, slice):  # a scatter would have empty indices
     return new_BLH.astype(x_BLH.dtype)

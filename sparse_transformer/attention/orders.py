@@ -1,4 +1,9 @@
-"""Orders of positions, in which queries and keys are cut into tiles."""
+"""Orders of positions, in which queries and keys are cut into tiles.
+
+A pattern that is sparse in natural order may be dense in blocks in another one,
+such as a strided pattern by columns. Masks are defined on original positions,
+which an order therefore knows.
+"""
 
 import abc
 import dataclasses
@@ -20,7 +25,11 @@ Table = np.ndarray | jax.Array
 
 
 class Arrangement(abc.ABC):
-  """An order of positions, here or on several devices."""
+  """An order of positions, here or on several devices.
+
+  `arrange` and `restore` take a pytree of arrays, with positions on axis 1, and
+  return one of the same structure.
+  """
 
   @property
   @abc.abstractmethod
@@ -58,12 +67,16 @@ class Order(Arrangement):
   def arrange(self, arrays: Any) -> Any:
     if self.is_natural:
       return arrays
+
+    # Padding holds row 0: zeros would cost another pass, and masks hide it.
     rows = self.rows.clip(0)
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), arrays)
 
   def restore(self, arrays: Any) -> Any:
     if self.is_natural:
       return arrays
+
+    # A gather by the inverse: a scatter would have to write zeros first.
     take = functools.partial(jnp.take, axis=1, mode="fill", fill_value=0)
     return jax.tree.map(lambda x: take(x, self.places), arrays)
 
@@ -71,13 +84,22 @@ class Order(Arrangement):
 def make_order(
   order: np.ndarray, num_places: int, first: jax.Array | None = None
 ) -> Order:
-  """The first places of a permutation, padded where it has fewer."""
+  """The first places of a permutation, padded where it has fewer.
+
+  Args:
+    order: a permutation of n rows.
+    num_places: places to fill.
+    first: the position of the first row; None for 0.
+  """
   n = len(order)
   kept = order[:num_places]
+
   rows = np.full(num_places, -1, np.int32)
   rows[: len(kept)] = kept
+
   places = np.full(n, num_places, np.int32)
   places[kept] = np.arange(len(kept))
+
   return Order(
     rows=rows,
     places=places,
@@ -102,6 +124,7 @@ class Orders(Arrangement):
       # Rows of all heads at once are long, and few.
       rows = _join_heads(x)
       pieces = [order.arrange(rows) for order in self.orders]
+
       joined = pieces[0]
       if len(pieces) > 1:
         joined = jnp.concatenate(pieces, 1)
@@ -152,6 +175,7 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   num_cols = max(layout.cols, default=0) + 1
   if num_cols > num_rows // 2:
     num_cols = num_rows
+
   queries = make_order(layout.query_order, num_rows * layout.tile)
   keys = make_order(layout.key_order, num_cols * layout.tile)
   return queries, keys

@@ -13,10 +13,16 @@ _TARGET = contextvars.ContextVar("target", default=("", 0.0))
 
 @contextlib.contextmanager
 def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
-  """Traces programs for absent devices, of one of `PLATFORMS`.
+  """Traces programs for absent devices, within a `with` statement.
 
-  NVIDIA GPUs also have a compute capability, such as 8.9.
+  Executors then choose kernels, tiles and limits as they would on that device.
+
+  Args:
+    platform: one of `PLATFORMS`.
+    capability: the compute capability of an NVIDIA GPU, such as 8.9; 0 if it is
+      unknown.
   """
+  # A context variable: other threads keep their own target.
   token = _TARGET.set((platform, capability))
   try:
     yield
@@ -28,6 +34,8 @@ def current_platform() -> str:
   """The platform of the default device, or that of `targeting`."""
   if target := _TARGET.get()[0]:
     return target
+
+  # The default device may be a device, the name of a platform, or None.
   device = jax.config.jax_default_device
   backend = getattr(device, "platform", device) or jax.default_backend()
   if backend == "gpu":
@@ -37,9 +45,15 @@ def current_platform() -> str:
 
 
 def compute_capabilities() -> set[float]:
-  """Of the NVIDIA GPUs that programs are compiled for; empty if unknown."""
+  """The compute capabilities of the NVIDIA GPUs that programs are compiled for.
+
+  Returns:
+    Such as {8.9}; empty if they are unknown, or there are no such GPUs.
+  """
   platform, capability = _TARGET.get()
   if platform:
     return {capability} - {0.0}
+
+  # AMD's have other names, such as gfx90a.
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   return {float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)}

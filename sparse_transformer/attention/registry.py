@@ -26,8 +26,14 @@ def register(
 ) -> None:
   """Adds an executor, which `attend` and the config can name.
 
-  On these `PLATFORMS`, "auto" tries it before all earlier ones; on others,
-  after them.
+  Args:
+    name: its name, as a `backend`.
+    executor: the executor, hashable, since programs are cached by it.
+    platforms: those of `PLATFORMS` on which "auto" tries it before all earlier
+      ones. On others, it is tried after them.
+
+  Raises:
+    ValueError: the name is taken, or a platform is unknown.
   """
   if name in backends():
     raise ValueError(f"backend {name!r} is already registered")
@@ -79,7 +85,15 @@ def resolve(backend: str, request: Request) -> str:
 
 
 def explain_choice(backend: str, *requests: Request) -> str:
-  """`resolve` of requests, with the reason if it is not the first choice."""
+  """Says what runs requests, and why not what "auto" would rather choose.
+
+  Args:
+    backend: as in `attend`.
+    *requests: those of a program, such as one for each kind of layer.
+
+  Returns:
+    A phrase, as in "triton; not cudnn: Local(64) is not dense".
+  """
   choices = []
   for request in requests:
     name, reasons = _search(backend, request)
@@ -102,11 +116,13 @@ def _search(backend, request):
   if backend == "auto":
     latest_first = reversed(_PREFERRED.items())
     preferred = [name for name, on in latest_first if request.platform in on]
+    # Then all others as they were registered: the first runs every request.
     names = list(dict.fromkeys(preferred + list(EXECUTORS)))
 
   reasons: dict[str, str] = {}
   for name in names:
     runs = dense if name == DENSE else EXECUTORS[name]
+    # Who names an executor gets it, even one to be avoided.
     reason = _AVOIDED.get(name) if backend == "auto" else None
     reason = reason or runs.unsupported(request)
     if reason is None:
@@ -121,6 +137,7 @@ def _search(backend, request):
   )
 
 
+# "auto" tries later ones first: cuDNN before Triton, where it can run a request.
 register("batched", xla.ON_ACCELERATORS)
 register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))

@@ -66,6 +66,9 @@ def verify(
     packed: whether there are segments, as of packed documents.
     backend: that of `attend`.
 
+  Returns:
+    A `Report`, whose `faults` are empty if all agree.
+
   Raises:
     ValueError: an argument is invalid.
     Unsupported: the backend cannot run this case.
@@ -88,7 +91,12 @@ def verify(
 
 
 def verify_request(request: Request, backend: str = "auto") -> Report:
-  """`verify` of what `attend` may be asked on this device."""
+  """`verify` of a request that `attend` may get on this device.
+
+  Args:
+    request: its content-based parts are left out, and its split is not used.
+    backend: as in `attend`.
+  """
   name = registry.resolve(backend, request)
   request = dataclasses.replace(
     request,
@@ -98,6 +106,8 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
   if not request.patterns:
     return Report(executor=name, faults=())
 
+  # "dense" is the definition, but takes n x n memory: beyond a few positions,
+  # "batched", which agrees with it there, stands in.
   faults: list[str] = []
   plain_of = {min(request.length, SMALL): "dense"}
   if request.length > SMALL:
@@ -110,6 +120,8 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
     exact = tuple(
       x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs
     )
+
+    # Both get the same rounded numbers: what differs is how they are used.
     try:
       with jax.default_matmul_precision("highest"):
         expected = jax.device_get(run(exact, asked, plain))
@@ -164,7 +176,13 @@ def run(
 
 
 def draw(request: Request) -> tuple[np.ndarray, ...]:
-  """q, k, v and the cotangents of out and lse."""
+  """Draws inputs of `run` for a request, three sequences of them.
+
+  The scores of the sequences differ in size, see `SCORES`.
+
+  Returns:
+    q, k, v and the cotangents of out and lse, in natural order: [3, n, H, ...].
+  """
   batch = len(SCORES)
   n = request.length
   num_heads = request.num_heads
@@ -172,6 +190,7 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   width = request.value_width
   rng = np.random.default_rng(n)
 
+  # In float32 even for bfloat16, so that all dtypes have the same numbers.
   def draw_normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(size=shape, dtype=np.float32)
 
@@ -200,6 +219,7 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
     counts[pattern] = analysis.keys_per_query(pattern, n)
   by_head = [counts[pattern] for pattern in request.patterns]
   counts_LH = np.stack(by_head, axis=1)
+
   # Where rows have many keys, float16 does not hold as much.
   limit = np.inf
   if request.dtype == "float16":
@@ -225,6 +245,7 @@ def compare(
   errors = {}
   faults = []
   for name, x, y in zip(NAMES, results, expected, strict=True):
+    # All but sequences and heads, each of which must be right by itself.
     axes = (1, *range(3, y.ndim))
     limit = TOLERANCES.get(dtype, 2e-5)
     with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN

@@ -24,7 +24,12 @@ class Groups(NamedTuple):
 
 
 def group_by_label(labels_NE: jax.Array, num: int, tile: int) -> Groups:
-  """Groups the entries of each row by label; label `num` leaves an entry out.
+  """Groups the entries of each row by label, in tiles of one label each.
+
+  Args:
+    labels_NE: integers from 0 to `num`; label `num` leaves an entry out.
+    num: number of labels.
+    tile: entries in a tile.
 
   >>> groups = group_by_label(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
   >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()
@@ -35,6 +40,7 @@ def group_by_label(labels_NE: jax.Array, num: int, tile: int) -> Groups:
 
 
 def _group_row(labels_E, num, tile):
+  """`Groups` of one row, without the axis N."""
   size = len(labels_E)
   num_tiles = most_tiles(size, num, tile)
   sorted_E, order_E = _sort(labels_E, num)
@@ -89,7 +95,10 @@ def _group_row(labels_E, num, tile):
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:
-  """The most tiles that `size` entries with `num` labels can fill."""
+  """The most tiles that `size` entries with `num` labels can fill.
+
+  Shapes depend on it, so it must hold for all labels.
+  """
   # As many labels as possible have one entry more than full tiles.
   used = min(num, size)
   return used + (size - used) // tile

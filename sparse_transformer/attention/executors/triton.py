@@ -38,7 +38,7 @@ class Triton(contract.Executor):
   interpret: bool = False  # whether to interpret the kernels, on any platform
 
   def unsupported(self, request: Request) -> str | None:
-    # What neither the interpreter nor a GPU runs comes first.
+
     if not self.interpret and request.platform != "cuda":
       return "it needs an NVIDIA GPU"
     if request.features.bias:

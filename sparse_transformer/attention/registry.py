@@ -137,7 +137,7 @@ def _search(backend, request):
   )
 
 
-# "auto" tries later ones first: cuDNN before Triton, where it can run a request.
+# "auto" tries later ones first: cuDNN before Triton, if it can run a request.
 register("batched", xla.ON_ACCELERATORS)
 register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))

@@ -107,7 +107,7 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
     return Report(executor=name, faults=())
 
   # "dense" is the definition, but takes n x n memory: beyond a few positions,
-  # "batched", which agrees with it there, stands in.
+  # "batched" stands in for it.
   faults: list[str] = []
   plain_of = {min(request.length, SMALL): "dense"}
   if request.length > SMALL:

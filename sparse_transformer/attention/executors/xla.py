@@ -403,18 +403,22 @@ class PlanLoop(online_softmax.TileLoop):
 
   def _query_tiles(self, i, x_BLH):
     """The tiles of a group [A, B, G, R T, ...]; one head is that of all."""
-    batch = x_BLH.shape[0]
-    heads = x_BLH.shape[2]
+    # The batch may be symbolic: it has no len().
+    batch, _, heads = x_BLH.shape[:3]
+    width = x_BLH.shape[3:]
+
     x_BLH = self._slice_group(i, x_BLH)
-    by_tile = batch, self.size, self.tile
-    x_BATH = x_BLH.reshape(by_tile + x_BLH.shape[2:])
+    by_tile = batch, self.size, self.tile, heads
+    x_BATH = x_BLH.reshape(by_tile + width)
     x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
 
     # Segments are the same for all heads.
     if heads < self.rows:
       x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
-    by_key_head = self.size, batch, -1, self.rows * self.tile
-    return x_ABHT.reshape(by_key_head + x_BLH.shape[3:])
+
+    num_rows = self.rows * self.tile
+    by_key_head = self.size, batch, -1, num_rows
+    return x_ABHT.reshape(by_key_head + width)
 
   def _key_tiles(self, cols_AC, x_BLH):
     """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""

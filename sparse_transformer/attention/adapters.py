@@ -20,12 +20,13 @@ def as_attention_fn(
 ) -> Callable[..., jax.Array]:
   """An `attention_fn` for Flax, which runs `attend` with given patterns.
 
-  It is for `nnx.MultiHeadAttention` and `linen.MultiHeadDotProductAttention`,
-  also with `decode=True`, where the mask of the one query, [batch..., 1, 1, n],
-  is their cache's. The query's position is inferred from it, so the newest key
-  must be visible in at least one sequence. Whatever else they may pass is
-  honoured (`dtype`, `is_causal`) or rejected: any other mask, a bias, attention
-  dropout, a `precision`, weights to be stored.
+  The function is for `nnx.MultiHeadAttention` and
+  `linen.MultiHeadDotProductAttention`. With `decode=True`, these pass one query
+  and the mask of their cache, [batch..., 1, 1, n]. The query's position is that
+  of the last key which the mask shows in any sequence, so at least one sequence
+  must see the newest key. `dtype` and `is_causal` are honoured. Any other mask,
+  a bias, attention dropout, a `precision` and the storing of weights raise a
+  ValueError.
 
   Args:
     patterns: as in `attend`.

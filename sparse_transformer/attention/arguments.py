@@ -178,11 +178,12 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
     factor = None if scale is None else float(scale)
     cap = float(softcap)
   except (TypeError, ValueError, OverflowError):
-    factor = cap = math.nan
+    factor = cap = math.nan  # which fails the check below, with its message
 
-  # So that float32 holds their products and quotients.
+  # Within these bounds, float32 holds the products and quotients of both.
   sizes = [abs(x) for x in (factor or 0, cap)]
   if not all(x == 0 or 1e-18 <= x <= 1e18 for x in sizes) or cap < 0:
+    # The repr of a traced number may have several lines.
     words = " ".join(f"{scale=} and {softcap=}".split())
     raise ValueError(
       f"{shorten(words)} must each be 0, or a number from 1e-18 to 1e18 in size"

@@ -88,6 +88,7 @@ class Request:
   """What `attend` was asked for: all that an executor may look at.
 
   `attend` makes one. Each device gets one of its own sequences and heads.
+  `first` is not part of it, since it may be traced: see `vjp`.
   """
 
   patterns: tuple[Pattern, ...]  # one for each query head

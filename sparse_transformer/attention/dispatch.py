@@ -139,7 +139,7 @@ def attend(
     lse=return_lse,
   )
 
-  # Unlike those of a dict, its keys need no order to be a pytree.
+  # The keys of a dict must be sortable for it to be a pytree.
   directions = collections.OrderedDict(directions or {})
   binding.check_directions(request.patterns, directions, qk_width)
   executor = registry.choose(backend, request)

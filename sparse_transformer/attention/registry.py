@@ -108,7 +108,11 @@ def choose(backend: str, request: Request) -> Executor | None:
 
 
 def _search(backend, request):
-  """(what runs a request, {what was tried before it: why that cannot})."""
+  """(what runs a request, {what was tried before it: why that cannot}).
+
+  "auto" tries the executors that are preferred on the platform, the latest
+  registered first, then the others in the order of their registration.
+  """
   if backend not in backends():
     raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
 
@@ -116,7 +120,7 @@ def _search(backend, request):
   if backend == "auto":
     latest_first = reversed(_PREFERRED.items())
     preferred = [name for name, on in latest_first if request.platform in on]
-    # Then all others as they were registered: the first runs every request.
+    # The first that was registered, plain XLA, runs every request.
     names = list(dict.fromkeys(preferred + list(EXECUTORS)))
 
   reasons: dict[str, str] = {}

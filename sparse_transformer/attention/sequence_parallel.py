@@ -362,20 +362,21 @@ def _keys(part, layout, device, num_devices, own):
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
 
-  # Each column of a device, and the number of each tile's.
-  columns, number = np.unique(
+  # The different columns of all devices, and which of them each tile has.
+  columns, column_of_tile = np.unique(
     device * num_cols + layout.cols, return_inverse=True
   )
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
 
-  # Of columns with other devices' positions, only keys that are in a pair: a
-  # strided column of a tile may have a single one.
+  # A column whose positions all lie on its device is needed whole. Of any
+  # other, only keys that are in a pair are sent: a strided column of a tile may
+  # have a single one. A full tile needs every key.
   is_of_other = (positions // own != owner[:, None]) & (positions >= 0)
   is_away = is_of_other.any(1)
   is_needed = np.repeat(~is_away[:, None], tile, axis=1)
-  is_needed[number[layout.full]] = True
-  partial = np.flatnonzero(~layout.full & is_away[number])
+  is_needed[column_of_tile[layout.full]] = True
+  partial = np.flatnonzero(~layout.full & is_away[column_of_tile])
   for here, pairs in pairs_of_tiles(
     part,
     (layout.query_order, layout.key_order),
@@ -384,7 +385,7 @@ def _keys(part, layout, device, num_devices, own):
     layout.cols[partial],
   ):
     row, key = np.nonzero(pairs.any(1))
-    is_needed[number[partial[here]][row], key] = True
+    is_needed[column_of_tile[partial[here]][row], key] = True
 
   # The columns of a device follow each other.
   starts = np.searchsorted(owner, np.arange(num_devices + 1))
@@ -392,7 +393,7 @@ def _keys(part, layout, device, num_devices, own):
   most_columns = max(1, np.diff(starts).max())
   places = np.full((num_devices, most_columns, tile), -1)
   places[owner, place] = np.where(is_needed, positions, -1)
-  return places.reshape(num_devices, -1), place[number]
+  return places.reshape(num_devices, -1), place[column_of_tile]
 
 
 def plan_device(

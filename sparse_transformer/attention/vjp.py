@@ -70,6 +70,7 @@ def _forward(executor, request, queries, keys, bias_HD, runtime_tables, first):
 
 
 def _backward(executor, request, saved, cotangents):
+  """The gradients of the arrays of `_run_plans`."""
   inputs, (out_BLHE, lse_BLH) = saved
   queries, keys, bias_HD, runtime_tables, first = inputs
   dout_BLHE, dlse_BLH = cotangents
@@ -93,8 +94,15 @@ def _backward(executor, request, saved, cotangents):
     (queries.q, keys.k, keys.v, bias_HD),
   )
 
-  # Segments and the tables of plans are integers.
-  return contract.Queries(dq), contract.Keys(dk, dv), dbias_HD, None, None
+  # Segments, the tables of plans and the first position are integers.
+  no_tables = no_first = None
+  return (
+    contract.Queries(dq),
+    contract.Keys(dk, dv),
+    dbias_HD,
+    no_tables,
+    no_first,
+  )
 
 
 run_plans = jax.custom_vjp(_run_plans, nondiff_argnums=(0, 1))
@@ -107,7 +115,7 @@ def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
   Executors keep their plans, so that a second call costs nothing.
 
   Args:
-    executor: what runs static pairs; None is not among them.
+    executor: what `registry.choose` chose for static pairs.
     request: what is asked of this device.
     num_queries: the queries of this device, L.
     bias_HD, runtime_tables, first: as in `_run_plans`.
@@ -120,11 +128,14 @@ def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
 
-  # A bias and a slice are known at run time only, which few executors can take.
+  # The chosen executor runs neither a bias nor a slice of the queries: both are
+  # known at run time only.
   if bias_HD is not None:
     executor = diagonals
     plans = diagonals.plans(static_request, bias_HD, num_queries, first)
   elif first is not None:
+    # `slice_plans` has tiles of its own, so that either executor of plain XLA
+    # could run them, on any device.
     executor = xla.ON_CPUS
     plans = xla.slice_plans(static, num_queries, request.length, first)
   elif static and request.split.over_positions:

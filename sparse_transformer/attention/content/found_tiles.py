@@ -321,17 +321,21 @@ class _Blocks(_Steps):
   """Steps in which each tile of queries has one block of keys."""
 
   def __init__(self, plan, queries, keys, platform):
+    """Splits the keys into blocks, and pads the tiles to whole steps."""
     at = plan.tables.keys
     batch, num_heads, num_keys = at.shape
     self.num_blocks = plan.tables.num_blocks
     size = num_keys // self.num_blocks
     super().__init__(plan, queries, keys, platform, size)
+    # The positions of the keys of each block.
     self.at = at.reshape(batch, num_heads, self.num_blocks, size)
+    # The block of each tile. Padding has the number after the last: `take`
+    # clips it to a block, and `add` drops what goes there.
     self.blocks = _pad_tiles(
       self.tables.blocks,
       before=0,
       after=self.missing,
-      fill=self.num_blocks,  # nowhere
+      fill=self.num_blocks,
     )
 
   def take(self, i, x_BHM):

@@ -79,7 +79,16 @@ def from_blocks(
   num_heads: int,
   is_wide: bool,
 ) -> jax.Array:
-  """Undoes `to_blocks`: [B, n, H, K], or [B, n, H] if not `is_wide`."""
+  """Undoes `to_blocks`.
+
+  Args:
+    blocks: [B, H * tiles, K, tile], all tiles of a head before the next head's.
+    num_heads: H.
+    is_wide: whether the result has the axis K.
+
+  Returns:
+    [B, n, H, K], or [B, n, H] if not `is_wide`.
+  """
   batch, _, width, tile = blocks.shape
   x = blocks.reshape(batch, num_heads, -1, width, tile)
   x = x.transpose(0, 2, 4, 1, 3)

@@ -384,15 +384,20 @@ def _written(items, side, num_heads):
 
 
 def _list_tiles(parts, num_tiles):
-  """What items of parts in one order list.
+  """Lists the tiles of the other side that each item needs.
+
+  Tiles are numbered on from order to order: tile t of order r has the number
+  r * num_tiles + t. All these parts have the same order.
 
   Args:
-    parts: `Tiles`, each with the query head that uses them.
-    num_tiles: tiles of the order.
+    parts: pairs of `Tiles` and the query head of its group that uses them.
+    num_tiles: tiles of one order.
 
   Returns:
-    int [num_tiles, 4], the (tile, first, middle, last) of each item, and int
-    [tiles, 3], the (tile of the other side, mask, query head) of each tile.
+    int [num_tiles, 4], the (tile, first, middle, last) of each item: its
+    partial tiles are listed from `first` to `middle`, its full ones from
+    `middle` to `last`. And int [tiles, 3], the (tile of the other side, mask,
+    query head) of each listed tile.
   """
   all_tiles = []
   for part, member in parts:
@@ -415,12 +420,12 @@ def _list_tiles(parts, num_tiles):
     axis=1,
   )
 
-  # Each tile of the order has an item, also without tiles of the other side.
-  start = rows[0] // num_tiles * num_tiles
-  tiles = np.arange(start, start + num_tiles)
+  # Every tile of the order has an item, even if it lists nothing.
+  first_of_order = rows[0] // num_tiles * num_tiles
+  tiles = first_of_order + np.arange(num_tiles)
   first = np.searchsorted(rows, tiles)
   last = np.searchsorted(rows, tiles, side="right")
-  partial_rows = rows[masks >= 0] - start
+  partial_rows = rows[masks >= 0] - first_of_order
   middle = first + np.bincount(partial_rows, minlength=num_tiles)
   ranges = np.stack([tiles, first, middle, last], axis=1)
   return ranges, listed

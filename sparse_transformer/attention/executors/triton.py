@@ -23,7 +23,9 @@ MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
 # have 99 KiB of it, not 163 or 227. Source: CUDA Programming Guide, "Compute
 # Capabilities".
 MAX_WIDTHS = {8: 128, 9: 256, 10: 256}
-LEAST_WIDTHS = 64  # on other GPUs, and on these with segments or a soft cap
+# The same on other GPUs and, on 8, with segments, a soft cap or key heads that
+# several query heads share.
+LEAST_WIDTHS = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +98,8 @@ class Triton(contract.Executor):
     for capability in capabilities:
       most = min(most, MAX_WIDTHS.get(int(capability), LEAST_WIDTHS))
 
-    features = request.features  # the rest cost nothing
+    # These take further registers; 9 and 10 have room for them.
+    features = request.features
     needs_more = features.segments or features.softcap or request.group > 1
     if most < 256 and needs_more:
       most = LEAST_WIDTHS

@@ -224,7 +224,7 @@ class _RowProgram:
     return result
 
   def load_earlier(self, number: int, fill: float = 0.0) -> list[jax.Array]:
-    """Loads the rows of a result from each earlier slot.
+    """Loads the rows of a result from the other slots, launched before.
 
     Args:
       number: which of the kernel's results.
@@ -256,6 +256,8 @@ class _RowProgram:
     # mask is false: another row may have the same position.
     length = ref.shape[2 if x.ndim > 1 else 3]
     positions = jnp.where(self._is_row, self.rows.positions, length)
+    # Slot 0, which is launched last, has arrays of its own; slots 1, 2, ...
+    # share others, numbered from 0.
     slot = jnp.maximum(self._slot - 1, 0)
     index, mask = self._locate(ref, slot, positions, self._is_row)
     plgpu.store(ref.at[index], x.astype(ref.dtype), mask=mask)

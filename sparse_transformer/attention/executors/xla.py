@@ -213,20 +213,20 @@ def _choose(executor, part, n, tile):
 
 
 def _best_span(executor, counts, size):
-  """The lowest cost of rows with `counts` tiles, and the span that has it.
+  """Returns the lowest (cost, span), for rows with `counts` tiles of keys.
 
-  The span is the number of tiles of keys, `size` positions each, in a step. A
+  The span is the number of tiles of keys in a step, each of `size` positions. A
   row with 5 tiles has 2 steps with a span of 4, whose last 3 tiles are padding.
-  The cost is in scores of a head.
+  A cost is in units of one score, see `STEP_COST`.
   """
   costs = []
   largest = max(1, min(executor.max_keys // size, MAX_SPAN))
   for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
-    is_single = num_steps == len(counts)
-
-    # Single steps have no loop, only operations for each tile.
-    overhead = TILE_COST * span if is_single else STEP_COST
+    # If each row takes one step, no loop is compiled: the overhead is then that
+    # of each tile of keys, not that of each step of the loop.
+    needs_no_loop = num_steps == len(counts)
+    overhead = TILE_COST * span if needs_no_loop else STEP_COST
     cost = num_steps * (size**2 * span + overhead)
     costs.append((cost, span))
   return min(costs)
@@ -318,7 +318,7 @@ class PlanLoop(online_softmax.TileLoop):
     self.size = tables.cols.shape[1]
     self.single = tables.single
     self.num_keys = tables.num_keys or plan.tile
-    self.rows = queries.q.shape[2] // keys.k.shape[2]  # R
+    self.heads_per_key = queries.q.shape[2] // keys.k.shape[2]  # R
 
     # Steps without pairs are skipped where that is known only at run time.
     # Within a single step, few tiles have no pairs.
@@ -337,6 +337,11 @@ class PlanLoop(online_softmax.TileLoop):
     return jax.tree.map(lambda x: self._key_tiles(cols_AC, x), arrays)
 
   def pairs(self, i: Array, j: Array) -> Array:
+    """Returns the pairs of step j of group i: booleans [A, 1, 1, R T, S].
+
+    T are the queries of a tile; S are the keys of the C tiles. The axes of 1
+    stand for all sequences and all key heads.
+    """
     q_at = jnp.asarray(self.plan.queries.positions)
     q_at = self._slice_group(i, q_at[None])
     q_at_AT = q_at.reshape(self.size, self.tile)
@@ -344,6 +349,7 @@ class PlanLoop(online_softmax.TileLoop):
     k_at = jnp.asarray(self.plan.keys.positions)
     k_at = k_at.reshape(-1, self.num_keys)
     cols_AC = self.cols[j]
+    # Position -1 is padding, which has no pairs.
     k_at_ACT = k_at[cols_AC.clip(0)]
     is_none = cols_AC[..., None] < 0
     k_at_ACT = jnp.where(is_none, -1, k_at_ACT)
@@ -357,7 +363,7 @@ class PlanLoop(online_softmax.TileLoop):
       k_at_AS,
     )
     # The query heads of a key head follow each other in a tile's rows.
-    mask_ATS = jnp.tile(mask_ATS, (1, self.rows, 1))
+    mask_ATS = jnp.tile(mask_ATS, (1, self.heads_per_key, 1))
     return mask_ATS[:, None, None]
 
   def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
@@ -413,10 +419,10 @@ class PlanLoop(online_softmax.TileLoop):
     x_ABHT = jnp.moveaxis(x_BATH, (1, 3), (0, 2))
 
     # Segments are the same for all heads.
-    if heads < self.rows:
-      x_ABHT = jnp.repeat(x_ABHT, self.rows, 2)
+    if heads < self.heads_per_key:
+      x_ABHT = jnp.repeat(x_ABHT, self.heads_per_key, 2)
 
-    num_rows = self.rows * self.tile
+    num_rows = self.heads_per_key * self.tile
     by_key_head = self.size, batch, -1, num_rows
     return x_ABHT.reshape(by_key_head + width)
 

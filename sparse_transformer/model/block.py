@@ -114,7 +114,11 @@ class ResidualBlock(nnx.Module):
     )
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
-    """Returns (a, what `_enter_mlp` returns)."""
+    """Computes from the output of attention to the inner layer of the MLP.
+
+    It is one function so that it is recomputed as a whole. Returns (a, what
+    `_enter_mlp` returns).
+    """
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD = self._drop(a_BLD, rng)
     with jax.named_scope("norm"):

@@ -26,7 +26,8 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
   """Returns the split of an array of the training state.
 
   Moments and averages have the path of their parameter, after other names. Axes
-  along which parameters are stacked stay whole.
+  along which parameters are stacked stay whole. A matrix whose layer is neither
+  in `READERS` nor in `WRITERS` is whole on every device: name a new layer there.
 
   Args:
     path: of `jax.tree_util`.

@@ -112,6 +112,9 @@ class Option:
     return inputs
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
-    """Measures the inputs of attention: scalars are auxiliary losses."""
+    """Measures the inputs of attention, for the log.
+
+    A scalar is an auxiliary loss, whose weight must be in `losses`.
+    """
     del layer, inputs
     return {}

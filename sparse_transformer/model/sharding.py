@@ -27,7 +27,7 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
 
   Moments and averages have the path of their parameter, after other names. Axes
   along which parameters are stacked stay whole. A matrix whose layer is neither
-  in `READERS` nor in `WRITERS` is whole on every device: name a new layer there.
+  in `READERS` nor in `WRITERS` is whole on every device: name new layers there.
 
   Args:
     path: of `jax.tree_util`.

@@ -1,4 +1,8 @@
-"""The objects that a config describes: data source, network, update."""
+"""The objects that a config describes: data source, network, update.
+
+An `Experiment` makes each of them when it is first used, so that a command pays
+only for what it needs. A `Run` is an experiment with a checkpoint to read.
+"""
 
 import dataclasses
 import functools
@@ -31,9 +35,10 @@ class Experiment:
   """The pieces of a run. Construction reads no data and computes nothing.
 
   Attributes:
-    config: the settings; given as these, or as a ConfigDict.
-    devices: of the mesh; None for all there are.
-    shared: the data source, if another experiment has the same.
+    config: the settings; the constructor also takes a ConfigDict.
+    devices: the devices of the mesh; None for all of them.
+    shared: a data source to use in place of a new one, such as that of another
+      experiment with the same data.
 
   Raises ValueError if the config breaks a rule of `schema`.
   """
@@ -50,6 +55,7 @@ class Experiment:
 
   @functools.cached_property
   def source(self) -> data.Source:
+    """The data that the config names."""
     labels = self.config.model.task == "classify"
     return self.shared or data.source(self.config.data, labels)
 
@@ -69,7 +75,10 @@ class Experiment:
     return data.batches(numbers, settings.batch_size, settings.seed)
 
   def batch(self, updates: int) -> jax.Array:
-    """The batch after some updates, on the devices of the mesh.
+    """Reads a batch onto the devices of the mesh.
+
+    Args:
+      updates: how many updates come before it, from 0.
 
     Returns integers [B, L]; of labelled data, rows [B, L + 2], see
     `data.Sequences`.
@@ -78,6 +87,8 @@ class Experiment:
     scans = self.source.scans
     seed = self.config.train.seed
 
+    # A row is a function of (seed, updates, i) alone: a run that resumes, on
+    # any number of processes, sees the same batches.
     def read_row(i):
       labels = scans.draw(seed, updates, i)
       example = self.examples[int(numbers[i])]
@@ -87,7 +98,11 @@ class Experiment:
     return processes.place(read_row, shape, self.batch_sharding)
 
   def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """A batch as shape, dtype and sharding; by default of unpadded symbols."""
+    """The shape, dtype and sharding of a batch.
+
+    By default the dtype is the smallest that holds all symbols. Data that have
+    padding use a signed one.
+    """
     return jax.ShapeDtypeStruct(
       (self.config.train.batch_size, self.model.row_length),
       dtype or np.min_scalar_type(self.model.vocab_size - 1),
@@ -96,10 +111,14 @@ class Experiment:
 
   @functools.cached_property
   def model(self) -> model_lib.Config:
+    """The network's config, whose vocabulary and length are the data's."""
     return model_lib.configure(self.config, self.source)
 
   def stage(self, step: int) -> str:
-    """What the weights of a step are, in words: converted ones have step 0."""
+    """Names the weights of a step in a sentence, such as "step 700".
+
+    Converted weights have step 0, although they are not random.
+    """
     is_converted = self.config.train.init_from and not step
     return "converted weights" if is_converted else f"step {step:,}"
 
@@ -114,7 +133,8 @@ class Experiment:
 
     Raises Unsupported if attention cannot run here.
     """
-    # Before anything is traced, whose error would not name the setting.
+    # The backend is resolved before the network is traced: an error while
+    # tracing would not name the setting.
     for request in costs.attention_requests(self.config, self.model):
       registry.resolve(self.model.backend, request)
     return step_lib.make_losses(self.apply)
@@ -136,7 +156,11 @@ class Experiment:
     return jax.tree.map(lambda x: x.sharding, self.like)
 
   def first_state(self) -> step_lib.State:
-    """`init` on the devices of the mesh."""
+    """Computes `init` on the devices of the mesh.
+
+    Each array is made in parts, where it belongs: one device may be too small
+    for the whole state.
+    """
     return jax.jit(self.init, out_shardings=self._shardings)()
 
   @functools.cached_property
@@ -154,7 +178,7 @@ class Experiment:
 
     It reuses the memory of the state that it is given, which is lost.
     """
-    # Metrics are numbers that each device has.
+    # Metrics are copied to each device, so that any process can read them.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(
       self.step,
@@ -196,9 +220,10 @@ class Run:
 
   Attributes:
     saved: the checkpoints of the run.
-    step: the one that is read.
-    config: what made it; a field that affects nothing is as config.json has it.
-    experiment: of this config, under overrides.
+    step: the step to read.
+    config: the config that trained this step; the fields that may change in any
+      run, such as paths and devices, have their values from config.json.
+    experiment: the experiment of this config under overrides.
   """
 
   saved: Saved
@@ -214,13 +239,14 @@ class Run:
   @property
   def has_other_data(self) -> bool:
     """Whether overrides name other data than the run's."""
-    # The other fields of data would make another network, and are compared.
+    # Other fields of data, such as the length, would make another network:
+    # `changes` refuses them.
     own = self.config.data
     used = self.experiment.config.data
     return (own.name, own.path) != (used.name, used.path)
 
   def changes(self, allowed: config_lib.Allowed) -> config_lib.Changes:
-    """What overrides change of the config that made the step.
+    """Compares the experiment's config with the one that trained the step.
 
     Args:
       allowed: what changes may affect, a policy of `config`.
@@ -233,10 +259,12 @@ class Run:
     return config_lib.compare(self.config, config, allowed, place)
 
   def restore(self, with_data: bool = False) -> step_lib.State:
-    """The state at the step.
+    """Restores the state at the step.
 
-    Symbols and classes must be the run's. With `with_data`, so must be the
-    data, unless overrides name others.
+    Args:
+      with_data: whether the caller reads data. These must then be the run's,
+        unless overrides name others. Symbols and classes must be the run's in
+        any case.
 
     Raises:
       FileNotFoundError: the checkpoint has just been deleted.
@@ -244,7 +272,8 @@ class Run:
     """
     source = self.experiment.source
 
-    # Fields first: an error about arrays would not say which setting differs.
+    # Fields are compared before arrays, whose shapes would not say which
+    # setting differs.
     if with_data and self.has_other_data:
       self.changes(config_lib.TO_READ_OTHER_DATA)
     else:
@@ -261,10 +290,15 @@ def open_run(
   overrides: Mapping[str, Any] | None = None,
   step: int | str | None = None,
 ) -> Run:
-  """Opens a run at a step, see `Saved.find`.
+  """Opens a run at a step.
 
-  A run may have changed since that step: the experiment is the one that made
-  it, under overrides.
+  A run may have changed its config since that step. The experiment is the one
+  that trained the step, under overrides.
+
+  Args:
+    workdir: the folder of the run.
+    overrides: {"group.field": value}.
+    step: see `Saved.find`.
 
   Raises:
     FileNotFoundError: it has no config, or no such step.
@@ -274,7 +308,8 @@ def open_run(
   step = saved.find(step)
   saved.verify(step)
 
-  # With --allow_changes, config.json is written before the next checkpoint is.
+  # They differ after a run with --allow_changes: it writes config.json at its
+  # start, and its first checkpoint later.
   made = saved.config(step)
   changes = config_lib.compare(
     before=made,
@@ -283,7 +318,8 @@ def open_run(
     place=f"checkpoint {saved.path(step)}",
   )
 
-  # Paths and devices are those of now; what was computed is of the checkpoint.
+  # Paths and devices are today's, from config.json. All that affects weights or
+  # scores is as in the checkpoint.
   free = {}
   edited = []
   for name, (_, value) in changes.items():

@@ -42,12 +42,21 @@ from sparse_transformer.training.profile import Profile
 from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Limit, Stopwatch
 
-EARLY = 1, 2, 5, 10, 20  # steps after a start, which are shown
+# Steps after a start that are shown, whatever `train.log_every` says: what goes
+# wrong usually does so in the first minute, while somebody is looking.
+EARLY = 1, 2, 5, 10, 20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """What the steps of a run use."""
+  """What the training steps share, besides the program and the state.
+
+  Attributes:
+    limit: of the run's time, if that ends it.
+    profile: the steps to trace.
+    lines: of metrics.jsonl, before the first step of this process.
+    changes: of the config, since the checkpoint that the run resumes from.
+  """
 
   experiment: Experiment
   limit: Limit | None
@@ -55,8 +64,8 @@ class _Run:
   stops: processes.Stops
   saver: store.Saver
   writer: metrics.Writer
-  lines: list[dict[str, Any]]  # of metrics.jsonl, before the first step
-  changes: config_lib.Changes  # since the last checkpoint
+  lines: list[dict[str, Any]]
+  changes: config_lib.Changes
 
 
 def train(
@@ -81,9 +90,9 @@ def train(
     limit: (a clock of `stopwatch.TIMES`, seconds) that ends a run of a single
       process before its last step. The learning rate then follows the clock, so
       that a resumed run is not the same bit for bit.
-    allow_changes: whether the run may resume with other values of fields that
-      affect what is in `config.TO_CHANGE`. It is then not the run that these
-      values give from the start.
+    allow_changes: whether a run that resumes may change the fields that affect
+      what is in `config.TO_CHANGE`, such as the learning rate. Its weights then
+      differ from those of a run that has the new values from the start.
     on_metrics: see `metrics.Writer`.
     profile: consecutive steps, counted from 1, see `Profile`.
 
@@ -101,7 +110,7 @@ def train(
   workdir = pathlib.Path(workdir)
   allowed = config_lib.TO_CHANGE if allow_changes else config_lib.TO_RESUME
 
-  # From here on a signal is caught, so that a run stops where it can resume.
+  # From here on signals are caught, so that a run stops where it can resume.
   with processes.Stops() as stops:
     # Before devices are used: the check of kernels may fork a process.
     experiment = processes.together(
@@ -113,8 +122,7 @@ def train(
       workdir_lib.hold(workdir),
       _saver(experiment, workdir) as saver,
     ):
-      # What can be refused is refused before anything is compiled, which may
-      # take minutes.
+      # Whatever can be refused is refused here: compiling may take minutes.
       saved = processes.decide(saver.last_intact)
       if saved is not None:
         saver.saved.check_step(saved)
@@ -135,7 +143,8 @@ def train(
       ) as writer:
         if saved:
           processes.say(f"resumes from step {saved}")
-        # Until the config is written, an error leaves no run behind.
+        # An error before the config is written leaves no run behind, see
+        # `workdir.hold`.
         processes.decide(
           lambda: write_run(
             experiment,
@@ -160,7 +169,8 @@ def train(
         )
         state = _steps(run, program, state)
 
-  # The lock is released, and the last checkpoint complete.
+  # Only now are the lock released and the last checkpoint complete, so that the
+  # same command can run again at once.
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
@@ -171,7 +181,11 @@ def train(
 
 
 def check(experiment: Experiment) -> None:
-  """Raises ValueError or OSError if a run cannot begin; trains nothing."""
+  """Checks that a run can begin; computes nothing on a device.
+
+  Raises ValueError or OSError if the batches, the data, the memory or attention
+  do not allow it.
+  """
   config = experiment.config
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
@@ -179,7 +193,7 @@ def check(experiment: Experiment) -> None:
   if config.eval.samples:
     samples.decoder(experiment)
 
-  # The step's own memory is known only when it is compiled.
+  # What the step itself needs is known only when it is compiled: `_compile`.
   state = costs.bytes_on_device(experiment.like, sizes)
   machine.check_free("the training state", state)
 
@@ -196,12 +210,13 @@ def write_run(
   step: int = 0,
   changes: config_lib.Changes | None = None,
 ) -> None:
-  """Writes what a workdir says of its run: config, patterns.
+  """Writes the files that describe a run: its config, and its patterns drawn.
 
   Args:
     experiment: the run's.
     workdir: its folder.
-    config_file: is copied: what it registers is not in config.json.
+    config_file: is copied, since config.json does not hold the patterns and
+      data sources that such a file may register.
     step, changes: see `config.write_config`.
   """
   if config_file:
@@ -214,12 +229,16 @@ def write_run(
     path = workdir / "patterns.png"
     save_patterns(path, model.patterns, model.shape, model.length)
 
-  # Last: a folder with a config is a run.
+  # Last, because a folder with a config is a run.
   config_lib.write_config(workdir, experiment.config, step, changes)
 
 
 def _saver(experiment, workdir):
-  """What saves a run; raises if processes train different ones."""
+  """The `Saver` of a run, once its processes agree on what they train.
+
+  Raises ValueError if they differ in the config, the versions of packages, the
+  data, or the kernels to avoid.
+  """
   config = experiment.config
   provenance = processes.together(
     lambda: store.provenance(config, experiment.source)
@@ -228,7 +247,7 @@ def _saver(experiment, workdir):
   # Processes that differ in any of these would train different networks, or
   # wait for each other for ever.
   identity = schema.flatten(config) | provenance["versions"]
-  # Each host may have its own copy.
+  # Each host may keep the data in another place; their digest is compared.
   identity.pop("data.path")
   for name, value in provenance["data"].items():
     identity[f"data ({name})"] = value
@@ -242,11 +261,23 @@ def _saver(experiment, workdir):
 
 
 def _changes(config, saver, step, allowed):
-  """The fields that change at the checkpoint of a step, if there is one."""
+  """Compares the config with that of the run in the workdir, if there is one.
+
+  Args:
+    config: the config to train with.
+    saver: of the run.
+    step: of the checkpoint to resume from; None if there is none.
+    allowed: what changes may affect, a policy of `config`.
+
+  Returns {"group.field": (old, new)} since that checkpoint.
+  Raises ValueError if the run cannot go on with this config, or its files are
+  damaged.
+  """
   saved = saver.saved
   workdir = saved.workdir
 
-  # These are read later; if they are damaged, that is said now.
+  # Both files are read again after the program is compiled; if they are
+  # damaged, the user hears it now.
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
@@ -255,7 +286,8 @@ def _changes(config, saver, step, allowed):
     before = config_lib.read_config(workdir)
     written = config_lib.compare(before, config, allowed, workdir)
 
-  # config.json may be edited since, or of a checkpoint that is lost.
+  # What counts is the config in the checkpoint: config.json may have been
+  # edited since, or belong to a later checkpoint that is lost.
   changes = {}
   if step is not None:
     place = f"checkpoint {saved.path(step)}"
@@ -269,7 +301,8 @@ def _changes(config, saver, step, allowed):
       f" that the run in {workdir} resumes from"
     )
 
-  # Without a further step, the config would describe another run's weights.
+  # Without a further step, config.json would describe weights that were trained
+  # with another config.
   names = _of_another_run(written | changes)
   if names and config.train.steps == step:
     raise ValueError(
@@ -277,7 +310,8 @@ def _changes(config, saver, step, allowed):
       " that would use it; set more train.steps, or use another --workdir"
     )
 
-  # They would be of another network than the checkpoints with their step.
+  # Scores of later steps would seem to be those of the steps that the run is
+  # about to train with another config.
   for path in (workdir / "evaluations").glob("*-step*.json") if names else ():
     scored = re.search("-step([0-9]+)-", path.name)
     if scored and int(scored[1]) > step:
@@ -287,12 +321,15 @@ def _changes(config, saver, step, allowed):
 
 
 def _of_another_run(changes):
-  """The fields whose new values are those of another run."""
+  """The changed fields that affect what is computed, not just where."""
   return [x for x in changes if schema.affects(x) not in config_lib.TO_RESUME]
 
 
 def _compile(experiment, step):
-  """The compiled step; None after the last one."""
+  """Compiles the training step; returns None if no step is left.
+
+  Raises ValueError if it needs more memory than is free.
+  """
   if step >= experiment.config.train.steps:
     return None
 
@@ -301,10 +338,11 @@ def _compile(experiment, step):
   dtype = experiment.examples[0].dtype
   program = processes.together(lambda: experiment.compile_step(dtype))
 
-  # Where XLA says what a program needs, a run that cannot fit ends here, in
-  # place of an allocation that fails, or a host that swaps.
+  # A run that does not fit ends here, if XLA knows what its program needs.
+  # Later, an allocation would fail, or the host would swap.
   if memory := program.memory_analysis():
-    # The state is there already, and the next one is written in its place.
+    # The state is there already, and the next one takes its place: what is
+    # aliased must not be counted twice.
     needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
     needed -= memory.alias_size_in_bytes
     processes.together(lambda: machine.check_free("a training step", needed))
@@ -313,15 +351,26 @@ def _compile(experiment, step):
 
 
 def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
-  """Trains from a state on; returns the last one, which is saved."""
+  """Trains until the last step, the end of the limit, or a signal.
+
+  Args:
+    run: what the steps share.
+    program: the compiled step, see `Experiment.compile_step`.
+    state: where to begin; its memory is reused.
+
+  Returns the last state, which is saved.
+  """
   experiment = run.experiment
   config = experiment.config
   step = first = int(state.step)
-  # Of the validation of the current state, once it is known; kept with it.
+  # The validation loss of the current state, to be saved with it; None while
+  # the state is not validated.
   bits = None
   watch = Stopwatch(run.lines, run.limit)
   monitor = metrics.Monitor(experiment.numbers, run.writer.write)
-  # A signal ends it. Kernels need the mesh in context.
+
+  # A signal ends this block, but not the function: the state is saved below.
+  # The mesh must be in context where kernels are traced.
   with (
     contextlib.suppress(signals.Stopped),
     jax.set_mesh(experiment.mesh),
@@ -342,17 +391,19 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
     if _lacks_validation(run, step, is_last):
       with watch.paused():
         bits = _validate(run, state, watch)
-        run.saver.save(state, bits)  # they are added to the saved step
+        # The step is saved; its checkpoint gets the loss that it lacks.
+        run.saver.save(state, bits)
 
     while not is_last:
       run.stops.check()
       profile.before(step + 1, state)
 
-      # JAX returns before the step is done: the host prepares the next one.
+      # JAX returns before the step is done, so that the host reads the next
+      # batch while devices compute. Nothing below may wait without need.
       batch = experiment.batch(step)
       due = optimizer.schedule(config, step, watch.share())
       state, measured = program(state, batch, due)
-      # The number of a step in metrics and checkpoints counts from 1.
+      # Metrics and checkpoints count the steps that are done: the first is 1.
       step += 1
       bits = None
       advance(1)
@@ -363,11 +414,14 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
       logs = _is_due(step, config.train.log_every, is_last)
       validates = _is_due(step, config.eval.every, is_last)
       saves = _is_due(step, config.checkpoint.every, is_last)
+
       if step - first in EARLY and not logs:
         if values := _finite(measured):
           processes.say(metrics.as_line(step, "train", values))
 
-      # Only these wait for the step.
+      # Only these wait for the step. It is judged first: nothing non-finite is
+      # saved or validated. It is judged first: nothing non-finite is
+      # saved or validated.
       if logs or validates or saves:
         monitor.flush()
         with watch.paused():
@@ -378,13 +432,15 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
           if saves:
             run.saver.save(state, bits)
 
-  # At the end, and after a signal: the state is saved unless it was.
+  # Both at the end and after a signal. A step that is already saved is not
+  # saved again.
   monitor.flush()
   with watch.paused():
     run.saver.save(state, bits)
     run.saver.finish()
 
-  # This process may have resumed after the last step, and trained nothing.
+  # The peak of the whole run: this process may have resumed after the last
+  # step, and trained nothing.
   peaks = [line.get("peak_bytes", 0) for line in run.lines]
   run.writer.write(
     int(state.step),
@@ -396,41 +452,54 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
 
 
 def _is_due(step, every, is_last):
+  """Whether what is done `every` steps is due; 0 stands for the last only."""
   return is_last or (every > 0 and step % every == 0)
 
 
 def _lacks_validation(run, step, is_last):
-  """Whether a signal interrupted the validation of a saved step."""
-  if _of_another_run(run.changes):  # which would score it differently
+  """Whether the step that a run resumes from still has to be validated.
+
+  A signal may have interrupted its validation after the step was trained.
+  """
+  # The step would be scored by a config that it was not trained with.
+  if _of_another_run(run.changes):
     return False
+
   steps = [x["step"] for x in run.lines if x["split"] == "validation"]
   is_due = _is_due(step, run.experiment.config.eval.every, is_last)
   return is_due and step > max(steps, default=0)
 
 
 def _log(run, step, measured, watch):
+  """Writes a line of training metrics, unless one of them is non-finite."""
   values = _finite(measured)
-  # The loss scale was too large, which is not an error: the next is smaller.
+  # `Monitor` let the step pass: the loss scale was too large, which is no
+  # error, and the next one is smaller.
   if values is None:
     return
+
   values |= costs.speed(watch.rate(), run.experiment.model)
   run.writer.write(step, "train", **values, **watch.times())
 
 
 def _finite(measured):
-  """The values to log for a training step; None if one is non-finite."""
+  """The metrics of a training step as JSON; None if one is non-finite."""
   values = {name: np.float64(x) for name, x in measured.items()}
   if not all(np.isfinite(x).all() for x in values.values()):
     return None
 
   values["bits_per_dim"] = values["nats"] / math.log(2)
-  # More digits of many numbers would fill the line.
+  # Arrays, such as the spans of all heads, would fill the line with digits.
   short = lambda x: np.char.mod("%.4g", x).astype(float).tolist()
   return {k: short(x) if x.ndim else float(x) for k, x in values.items()}
 
 
 def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
-  """Bits per dim of averaged weights on validation data; also draws samples."""
+  """Scores the averaged weights on validation data, and draws samples.
+
+  Returns the loss in bits per dim.
+  Raises FloatingPointError if it is non-finite.
+  """
   experiment = run.experiment
   settings = experiment.config.eval
   step = int(state.step)

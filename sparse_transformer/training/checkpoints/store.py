@@ -41,8 +41,10 @@ STATE = "state"
 ABOUT = "about/metadata"
 FILES = "files.json"
 VALIDATION = "validation.json"
-TEMPORARY = ".orbax-checkpoint-tmp"  # ends names of what is written or removed
-# How a file is lost: any other error may pass, and the file be intact.
+# Orbax ends with it the names of folders that it is writing or removing.
+TEMPORARY = ".orbax-checkpoint-tmp"
+# The errors that show that a file is lost. After any other, such as a lack of
+# memory, the file may be intact.
 LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 
 
@@ -54,8 +56,8 @@ def provenance(
   Args:
     config: the run's.
     source: its data.
-    has_data: False of converted weights. Then the digest of the data is None,
-      and any data fit.
+    has_data: False for converted weights, which were trained elsewhere. The
+      digest of the data is then None, and any data fit.
 
   Raises OSError or ValueError if data cannot be read.
   """
@@ -74,7 +76,7 @@ def provenance(
 
 
 class Saved:
-  """The checkpoints of a run, to read.
+  """Reads the checkpoints of a run, which may still be training.
 
   Args:
     workdir: the folder that contains `checkpoints/`; absolute as an attribute.
@@ -93,8 +95,10 @@ class Saved:
     names = os.listdir(self.folder) if self.folder.is_dir() else []
     numbers = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
 
+    # Orbax gives a folder its number only when it is complete. A folder without
+    # both was not written by a run, or is just being deleted by one.
     def is_finished(step):
-      path = self.path(step)  # which a run may just have deleted
+      path = self.path(step)
       return (path / STATE).exists() or (path / FILES).exists()
 
     return [step for step in numbers if is_finished(step)]
@@ -136,21 +140,24 @@ class Saved:
     return bits
 
   def describe(self, step: int) -> dict[str, Any]:
-    """The `provenance` and `validation` of a step, without what is damaged."""
+    """Reads the `provenance` and `validation` of a step.
+
+    What is missing or damaged is left out: `verify` reports it.
+    """
     path = self.path(step)
     description: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, TypeError):
       if not _differing(path, {ABOUT}):
         description |= atomic.read_json(path / ABOUT, dict)
 
-    # Not listed: it may come after the checkpoint is complete.
+    # It has no CRC-32: it may be written after the checkpoint is complete.
     with contextlib.suppress(OSError, ValueError):
       description |= atomic.read_json(path / VALIDATION, dict)
 
     return description
 
   def config(self, step: int) -> config_lib.Config:
-    """The config that a step was trained with.
+    """Reads the config that a step was trained with.
 
     Raises ValueError if the checkpoint is damaged, or does not say it.
     """
@@ -163,9 +170,9 @@ class Saved:
     return config_lib.from_json(settings, f"the config in {place}")
 
   def check_data(self, step: int, digest: Mapping[str, Any]) -> None:
-    """Raises ValueError if a step was trained on data of another digest.
+    """Raises ValueError if a step was trained on data with another digest.
 
-    Of converted weights, which have none, any data are.
+    Converted weights have no digest, and go with any data.
     """
     saved = self.describe(step).get("data")
     if saved not in (None, digest):
@@ -176,7 +183,12 @@ class Saved:
       )
 
   def check_symbols(self, step: int, source: Source) -> None:
-    """Raises ValueError if symbols or classes mean something else here."""
+    """Raises ValueError if a source has other symbols or classes than a step.
+
+    Args:
+      step: a saved one.
+      source: the data to use with its weights.
+    """
     saved = self.describe(step)
     here = dict(symbols=source.symbols, classes=list(source.classes))
     for name, meaning in here.items():
@@ -187,11 +199,11 @@ class Saved:
         )
 
   def check_step(self, step: int) -> None:
-    """Raises ValueError if a checkpoint is of another step."""
+    """Raises ValueError if a checkpoint holds another step than its name."""
     processes.together(lambda: _check_step(self.path(step)))
 
   def verify(self, step: int) -> pathlib.Path:
-    """The folder of a checkpoint, once its files and its step are verified.
+    """Verifies the files and the step of a checkpoint; returns its folder.
 
     Raises:
       FileNotFoundError: a run has just deleted it.
@@ -203,7 +215,12 @@ class Saved:
     return path
 
   def restore(self, like: State, step: int | str | None = None) -> State:
-    """The verified state at a step, see `find`, on any mesh.
+    """Verifies and restores the state at a step.
+
+    Args:
+      like: its shapes, dtypes and shardings, see `Experiment.like`. The mesh
+        need not be the one that saved it.
+      step: see `find`.
 
     Raises:
       FileNotFoundError: there is none, or a run has just deleted it.
@@ -214,7 +231,7 @@ class Saved:
     return State(**_read(path, tree))
 
   def weights(self, step: int, mesh: Mesh) -> dict[str, jax.Array]:
-    """The averaged weights of a step, which are verified.
+    """Verifies and restores the averaged weights of a step.
 
     Args:
       step: a saved one.
@@ -233,6 +250,9 @@ class Saved:
 
 class Saver:
   """Saves the checkpoints of a run in the background; a context manager.
+
+  All processes call its methods, in the same order: each writes its part of the
+  arrays, and the first one also writes all else.
 
   Args:
     workdir: the folder that contains `checkpoints/`, which is created.
@@ -254,7 +274,8 @@ class Saver:
     self.saved = Saved(workdir)
     self._keep = keep
     self.provenance = provenance or {}
-    # Orbax's, from the first save on: a run that is refused leaves no trace.
+    # It is made by the first save, so that a run that is refused before leaves
+    # nothing of Orbax behind.
     self._manager: ocp.CheckpointManager | None = None
     # The step that is written in the background.
     self._saving: int | None = None
@@ -266,22 +287,26 @@ class Saver:
   def __exit__(self, kind: type | None, *_: object) -> None:
     if kind is None:
       self.finish()
-    # The first error is the one that is raised.
+
+    # An error here must not hide the one that ended the run.
     if self._manager:
       with contextlib.suppress(Exception):
         self._manager.close()
 
   def last_intact(self) -> int | None:
-    """The step of the last intact checkpoint, or None if there is none.
+    """Finds the last checkpoint that is intact, from which a run can resume.
 
-    Damaged ones are renamed, each with a line on standard error.
+    Damaged ones that are later are renamed, each with a line on standard error.
+
+    Returns its step, or None if there is none.
     """
     for step in reversed(self.saved.steps()):
       path = self.saved.path(step)
       if not (damage := _damage(path)):
         return step
 
-      # It is kept for whoever wants to look; another may have its name.
+      # The damaged folder is kept for whoever wants to look at it. The run may
+      # have damaged this step before, hence a number that is free.
       number = 0
       while (aside := path.with_name(f"damaged-{step}-{number}")).exists():
         number += 1
@@ -303,8 +328,9 @@ class Saver:
 
     Raises OSError if this save or the previous one failed.
     """
-    # One save at a time, whose error is raised here at the latest.
+    # One save runs at a time; its error is raised here at the latest.
     self.finish()
+
     step = int(state.step)
     if not processes.decide(lambda: step in self.saved.steps()):
       description = {**self.provenance, "validation": validation}
@@ -342,13 +368,16 @@ class Saver:
     return [x.step in kept or x.step not in steps for x in checkpoints]
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:
+    """Starts to save a step, as Orbax's manager does."""
     # Orbax would delete what is there.
     path = self.saved.path(step)
     if path.exists():
       raise FileExistsError(f"{path} is not a checkpoint; move it")
+
     self._saving = step
     if self._manager is None:
-      # Called before the folder gets its name, in the first process.
+      # Orbax calls it in the first process, before the folder gets its name: a
+      # folder with a number always has its list of files.
       last = ocp.AsyncOptions(post_finalization_callback=self._list_files)
       options = ocp.CheckpointManagerOptions(
         lightweight_initialize=True,
@@ -357,16 +386,19 @@ class Saver:
         async_options=last,
       )
       self._manager = ocp.CheckpointManager(self.saved.folder, options=options)
+
     self._manager.save(step, args=args, metrics=validation, force=True)
 
   def _add(self, step: int, validation: float) -> None:
+    """Adds a validation loss to a complete checkpoint that has none."""
     if self.saved.describe(step).get("validation") is None:
       path = self.saved.path(step) / VALIDATION
       atomic.write_json(path, dict(validation=validation))
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
-    # A rename may reach the disk before the files that it names.
+    # Without fsync, the new name of the folder may reach the disk before the
+    # contents of its files, and a loss of power leave them empty.
     folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
     listed = {}
     for path in sorted(folder.glob("*/**/*")):
@@ -378,7 +410,8 @@ class Saver:
     atomic.write_json(folder / FILES, listed, indent=1)
 
   def _prepare(self) -> None:
-    # What a killed run was writing may fill the disk.
+    # A killed run may have left half a checkpoint each time, until the disk is
+    # full.
     self._delete_temporary()
     if processes.is_first():
       self.saved.folder.mkdir(parents=True, exist_ok=True)
@@ -394,7 +427,7 @@ class Saver:
     def attempt():
       try:
         function()
-      # Of any kind: Orbax forwards what TensorStore raises.
+      # Any kind of error: Orbax forwards what TensorStore raises.
       except Exception as error:
         raise OSError(
           f"a checkpoint could not be written to {self.saved.folder}:"
@@ -417,6 +450,7 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def _check_files(path: pathlib.Path) -> None:
+  """Raises ValueError, or FileNotFoundError, unless files are as saved."""
   if damage := _damage(path):
     if not path.exists():
       raise FileNotFoundError(f"a run has just deleted checkpoint {path}")
@@ -427,10 +461,15 @@ def _check_files(path: pathlib.Path) -> None:
 
 
 def _damage(path: pathlib.Path) -> str | None:
+  """What is wrong with the files of a checkpoint, in words; None if nothing.
+
+  Raises OSError if they cannot be read now, which says nothing about them.
+  """
   try:
     wrong = _differing(path)
   except (OSError, ValueError, TypeError) as error:
-    # Such as a lack of permission, or of open files: it may be intact.
+    # A lack of permission, or of file handles, is no damage: a run must not set
+    # an intact checkpoint aside for it.
     if isinstance(error, OSError) and error.errno not in LOSSES:
       raise
     return f"{FILES}: {_first_line(error)}"
@@ -440,7 +479,12 @@ def _damage(path: pathlib.Path) -> str | None:
 def _differing(
   path: pathlib.Path, names: Collection[str] | None = None
 ) -> list[str]:
-  """The names of files that are not as saved; by default among all."""
+  """The names of files that are missing or have another CRC-32 than saved.
+
+  Args:
+    path: the folder of the checkpoint.
+    names: the files to look at; None for all that it lists.
+  """
   listed = {ABOUT: None, **atomic.read_json(path / FILES)}
   return [
     name
@@ -450,16 +494,20 @@ def _differing(
 
 
 def _check_step(path: pathlib.Path) -> None:
-  # A user may have renamed its folder.
+  # The folder may have been renamed or copied: its files are as saved, but its
+  # name is not.
   step = int(_read(path, {"step": np.zeros((), np.int32)})["step"])
   if step != int(path.name):
     raise ValueError(f"checkpoint {path} is of step {step}; rename it")
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
+  """The tree to restore; raises ValueError if names or shapes differ."""
   saved = dict(_shapes(path))
   tree = _as_tree(like)
-  # Only float16 has a scale, and evaluation may use another dtype.
+
+  # Only a run in float16 saves a loss scale, and only one reads it: evaluation
+  # may use another dtype than training.
   if "loss_scale" not in saved or "loss_scale" not in tree:
     saved.pop("loss_scale", None)
     tree.pop("loss_scale", None)
@@ -482,11 +530,13 @@ def _as_tree(state: State) -> dict[str, Any]:
 
 
 def _shapes(path: pathlib.Path) -> dict[str, Any]:
+  """The shapes and dtypes that a checkpoint holds, without its arrays."""
   with _reader(path) as orbax:
     return orbax.metadata(path / STATE).item_metadata.tree
 
 
 def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
+  """Reads the arrays that a tree of shapes names, and leaves out the others."""
   parts = ocp.checkpoint_utils.construct_restore_args(like)
   args = ocp.args.PyTreeRestore(like, restore_args=parts, partial_restore=True)
   with _reader(path) as orbax:
@@ -495,12 +545,13 @@ def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reader(path: pathlib.Path) -> Iterator[ocp.Checkpointer]:
+  """Orbax's reader; its errors in the context tell about the checkpoint."""
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
       yield orbax
-  # Of any kind: Orbax forwards what TensorStore raises.
+  # Any kind of error: Orbax forwards what TensorStore raises.
   except Exception as error:
-    # Files may have gone since they were verified.
+    # The run may have deleted the checkpoint since its files were verified.
     _check_files(path)
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"

@@ -32,16 +32,28 @@ from sparse_transformer.training.step import State
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to score."""
+  """What to score.
 
-  split: str = "test"  # one of `data.SPLITS`
-  min_context: int = 0  # the least number of positions before a scored one
-  weights: str = "ema"  # or "params", see `State`
-  examples: int | None = None  # the first ones, or None for all
-  order: tuple[str, ...] = ()  # of images, see `data.Scans.labels`
+  Attributes:
+    split: one of `data.SPLITS`.
+    min_context: the least number of positions before a scored one. A larger one
+      gives better scores and takes longer, as windows overlap.
+    weights: "ema", the average, or "params", see `State`.
+    examples: how many windows, the first ones; None for all.
+    order: of the pixels of images, see `data.Scans.labels`.
+  """
+
+  split: str = "test"
+  min_context: int = 0
+  weights: str = "ema"
+  examples: int | None = None
+  order: tuple[str, ...] = ()
 
   def windows(self, source: data.Source) -> data.Lazy:
-    """Those to score, see `data.Source`; ValueError if they do not exist."""
+    """The windows to score, pairs (symbols, which are scored).
+
+    Raises ValueError if the source does not have them, see `data.Source`.
+    """
     windows = source.windows(self.split, self.min_context)
     number = len(windows) if self.examples is None else self.examples
     if number > len(windows):
@@ -61,25 +73,25 @@ class Request:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-  """What a step of a run scores, in the order of its JSON.
+  """The score of a step of a run; fields are in the order of its JSON.
 
   Attributes:
-    split, min_context, weights: of the `Request`.
-    overrides: the settings by which it is not the step's own score.
-    command: what asked for it.
-    dtype: of activations.
-    unit: of `bits_per_dim`, such as bits/byte.
-    in_training: the same score, as it was validated in training.
-    accuracy: of labels; `accuracy_error` is its standard error.
-    standard_error: of `bits_per_dim`; None for fewer than two blocks.
-    examples: windows.
-    tokens: scored positions.
-    optimum: the least bits per dim there can be, of generated data.
-    by_channel: bits per dim of each channel of images.
+    split, min_context, weights: those of the `Request`.
+    overrides: the settings that differ from those of the step's own score.
+    command: the command that asked for it.
+    dtype: the dtype of activations.
+    unit: the unit of `bits_per_dim`, such as bits/byte.
+    in_training: the same score, as it was computed during training.
+    accuracy: the share of labels that are right, with `accuracy_error`.
+    standard_error: that of `bits_per_dim`; None for fewer than two blocks.
+    examples: how many windows were scored.
+    tokens: how many positions were scored.
+    optimum: the least bits per dim that are possible, for generated data.
+    by_channel: the bits per dim of each channel of images.
     classes: the names of the labels.
-    bits_per_byte: of text as tokens.
-    unsaved: why it could not be written, if so.
-    stage, amount: for the sentence: what is scored, on how much.
+    bits_per_byte: for text as tokens.
+    unsaved: the reason why the score could not be written; None if it was.
+    stage, amount: what is scored, on how much; words for `sentence`.
   """
 
   split: str
@@ -106,8 +118,8 @@ class Score:
   amount: str
 
   def json(self) -> dict[str, Any]:
-    """What `eval.py` prints: all that is known."""
-    # Null says that they could not be computed.
+    """The fields that `eval.py` prints and saves, without unknown ones."""
+    # These are asked of each score: null says that they cannot be computed.
     always = {"bits_per_dim", "standard_error"}
     if self.accuracy is not None:
       always.add("accuracy_error")
@@ -119,9 +131,9 @@ class Score:
     }
 
   def sentence(self) -> str:
-    """For readers: "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
+    """A line such as "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
 
-    ± is the standard error, with two digits.
+    The number after ± is the standard error, with two digits.
     """
     bits = _with_error(self.bits_per_dim, self.standard_error)
     parts = [f"{bits} {self.unit}"]
@@ -152,11 +164,12 @@ def evaluate_run(
 
   Args:
     workdir: the run's.
-    steps: as in `Saved.find`; ["all"] for all, [] for the last.
-    overrides: of its config, {"group.field": value}.
-    requests: what to score of each step.
+    steps: which ones, each as in `Saved.find`; ["all"] for all, [] for the
+      last.
+    overrides: of the config, {"group.field": value}.
+    requests: what to score, at each step.
 
-  Yields each score when it is known.
+  Yields each score as soon as it is known.
 
   Raises:
     ValueError: the split, the context or so many examples do not exist; nothing
@@ -169,9 +182,12 @@ def evaluate_run(
   numbers = numbers or [saved.find(x) for x in steps] or [saved.find()]
   runs = [open_run(workdir, overrides, x) for x in dict.fromkeys(numbers)]
 
-  # Steps may have different configs; those with the same are compiled once.
+  # Steps may have different configs; those with equal ones share an experiment,
+  # and are compiled once.
   experiments = {run.experiment.config: run.experiment for run in runs}
-  # Errors of any request are found before the work starts.
+
+  # Errors of any request are found before the work starts, which may take
+  # hours.
   avoided: dict[str, str] = {}
   for experiment in experiments.values():
     kernel_check.avoid_wrong(experiment)
@@ -179,7 +195,8 @@ def evaluate_run(
     for request in requests:
       request.windows(experiment.source)
 
-  # What is wrong for one of the configs is run for none.
+  # A kernel that is wrong for one config is avoided for all: scores of a table
+  # are then computed alike.
   registry.avoid(avoided)
   unsaved = None
   with Signals() as signals:
@@ -187,11 +204,12 @@ def evaluate_run(
       experiment = experiments[opened.experiment.config]
       run = dataclasses.replace(opened, experiment=experiment)
       state = run.restore(with_data=True)
+
       for request in requests:
         context = request.min_context
         command = version.command(step=run.step, min_context=context)
         score = evaluate(run, state, request, command, signals.check)
-        # Whoever asked gets the score, and then the error.
+        # The caller gets all scores, and the error at the end.
         unsaved = unsaved or score.unsaved
         yield score
         signals.check()
@@ -210,9 +228,9 @@ def evaluate(
 
   Args:
     run: the run.
-    state: what `run.restore` returns.
+    state: from `run.restore`.
     request: what to score.
-    command: what asks for it, kept with the score.
+    command: the command that asks for it, which is saved with the score.
     check_stop: called before each batch; may raise an exception.
 
   Raises ValueError if the split, the context or so many examples do not exist.
@@ -221,7 +239,9 @@ def evaluate(
   config = experiment.config
   source = experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
-  # By default, GPUs and TPUs round the operands of products in float32.
+
+  # By default, GPUs and TPUs round the operands of products in float32 to fewer
+  # bits, by which scores would differ from machine to machine.
   precision = jax.default_matmul_precision.value
   if config.model.dtype == "float32":
     precision = precision or "highest"
@@ -255,13 +275,13 @@ def evaluate(
     amount=_amount(source, tally, request.min_context),
   )
 
-  # By pixel, whatever the order in which they were predicted.
+  # From here on by pixel, whatever the order in which they were predicted.
   labels = source.scans.labels(request.order)
   tally.bits_L = source.scans.restore(tally.bits_L[None], labels)[0]
   details = _details(source, request.split, tally)
   score = dataclasses.replace(score, **details)
 
-  # It may be the run of somebody else, whose folder is not writable.
+  # The run may be somebody else's, and its folder not writable.
   try:
     _save(run, score, tally.means())
   except OSError as error:
@@ -271,13 +291,14 @@ def evaluate(
 
 
 def _in_training(run, request):
-  """The same score, if it was validated in training; None or 0 if not."""
+  """The score from training, if it is of the same windows; else None."""
   if request == Request("validation") and not run.config.eval.sequences:
     return run.saved.describe(run.step).get("validation") or None
   return None
 
 
 def _amount(source, tally, min_context):
+  """How much was scored, in words: "200 images"."""
   if isinstance(source, data.Stream):
     symbol = source.unit.removeprefix("bits/")
     return f"{tally.tokens:,} {symbol}s, min_context={min_context}"
@@ -300,26 +321,28 @@ def _details(source, split, tally):
 
 
 def _overrides(run, request):
-  """The settings by which a score is not the step's own."""
-  # Not all of the split, or in another order.
+  """The settings that make a score differ from the step's own, as JSON."""
+  # The step's own score is of the whole split, in the usual order.
   overrides: dict[str, Any] = {}
   if request.examples is not None:
     overrides["examples"] = request.examples
   if request.order:
     overrides["order"] = ",".join(request.order)
 
-  # Another network, as far as it can be read at all.
+  # Other settings with which the weights can be read, and that change scores.
   changes = run.changes(config_lib.TO_READ_OTHER_DATA)
   for name, (_, value) in changes.items():
     if schema.affects(name) not in config_lib.UNSCORED:
       overrides[name] = value
-  # Scores are in float32 by default, whatever the run was trained in.
+
+  # By default scores are in float32, whatever dtype the run was trained in, so
+  # that is no override.
   overrides.pop("model.dtype", None)
   dtype = run.experiment.config.model.dtype
   if dtype != "float32":
     overrides["model.dtype"] = dtype
 
-  # Data that were only moved have the digest of the run's.
+  # Data that were moved have another path, but the same digest.
   if run.has_other_data:
     digest = run.experiment.source.digest()
     if digest != run.saved.describe(run.step)["data"]:
@@ -330,18 +353,22 @@ def _overrides(run, request):
 
 
 def _save(run, score, bits_L):
+  """Writes a score and its means by position as JSON, and as a picture."""
   experiment = run.experiment
   config = experiment.config.to_dict()
   result = score.json()
   name = (
     f"{score.split}-step{score.step}-context{score.min_context}-{score.weights}"
   )
-  # The name of a file tells scores apart: the run's own one stays.
+
+  # Each kind of score has a file of its own: a score under overrides must not
+  # replace the step's own.
   overrides = dict(score.overrides)
   if number := overrides.pop("examples", None):
     name += f"-examples{number}"
   if overrides:
     name += f"-overrides{zlib.crc32(json.dumps(overrides).encode()):08x}"
+
   path = run.workdir / "evaluations" / f"{name}.json"
   path.parent.mkdir(exist_ok=True)
   kept = dict(
@@ -350,7 +377,7 @@ def _save(run, score, bits_L):
   )
   atomic.write_json(path, result | kept)
 
-  # Labels have no positions.
+  # A classifier's only loss is that of the label, which has no position.
   if experiment.model.classifies:
     return
   if isinstance(experiment.source, data.Images):

@@ -13,25 +13,27 @@ from jax.sharding import Mesh, NamedSharding
 from sparse_transformer.progress import progress
 from sparse_transformer.training.distributed import processes
 
-# Scored positions of a stream whose mean is one draw of the standard error.
-# Losses of text are correlated over thousands of bytes: of an order-4 model of
-# Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536 bytes give errors in
-# the ratios 1, 1.7, 2.4, 3.4 and 4.3.
+# Scored positions of a stream in a block, whose mean counts as one draw for the
+# standard error. Losses of text are correlated over thousands of bytes: with an
+# order-4 model of Wikipedia, blocks of 128, 1,024, 4,096, 16,384 and 65,536
+# bytes give errors in the ratios 1, 1.7, 2.4, 3.4 and 4.3.
 BLOCK = 16_384
 
 
 class Tally:
-  """Bits of the windows scored so far: images, or parts of a stream.
+  """Sums up the bits of windows: images, or parts of a stream.
+
+  The standard error is that of a mean of blocks, as if these were independent.
 
   Args:
     length: positions in a window, L.
-    block: scored positions in a block; None: the positions of a window, as for
-      images and labels. The standard error takes blocks as independent.
+    block: scored positions in a block; None for all of a window, as for images
+      and labels.
 
   Attributes:
-    bits_L: sums over windows.
-    counts_L: how many windows score a position.
-    windows: how many there were.
+    bits_L: the sum over windows of the bits at each position, float64.
+    counts_L: how many windows score each position.
+    windows: how many windows were added.
   """
 
   def __init__(self, length: int, block: int | None = None):
@@ -41,7 +43,8 @@ class Tally:
     self._hits: int | None = None  # labels that are predicted
     self._block = block or length
     self._open = np.zeros(0)  # bits of the positions of an unfinished block
-    # The number of blocks, and the sums of their mean bits and their squares.
+    # The number of blocks, the sum of their mean bits, and that of the squares:
+    # all that the variance needs, however many blocks there are.
     self._moments = np.zeros(3)
 
   def add(
@@ -50,11 +53,17 @@ class Tally:
     scored_BL: np.ndarray,
     hits_B: np.ndarray | None = None,
   ) -> None:
-    """Adds windows in order: losses, which of them count, predicted labels."""
+    """Adds windows, in the order of the split.
+
+    Args:
+      nats_BL: the loss at each position.
+      scored_BL: whether it counts, bool.
+      hits_B: for a classifier, whether the label of each window is predicted.
+    """
     if hits_B is not None:
       self._hits = (self._hits or 0) + int(hits_B.sum())
 
-    # Sums of millions of losses need float64.
+    # The sum of millions of losses would lose digits in float32.
     bits_BL = np.where(scored_BL, np.asarray(nats_BL, np.float64), 0)
     bits_BL = bits_BL / math.log(2)
     self.bits_L += bits_BL.sum(0)
@@ -75,15 +84,20 @@ class Tally:
 
   @property
   def bits_per_dim(self) -> float | None:
-    """The mean of all scored positions; None if there is none."""
+    """The mean bits of all scored positions; None if there is none."""
     return float(self.bits_L.sum()) / self.tokens if self.tokens else None
 
   @property
   def standard_error(self) -> float | None:
-    """Of `bits_per_dim`; None for fewer than two blocks."""
+    """The standard error of `bits_per_dim`; None for fewer than two blocks.
+
+    The variance of the means of blocks, divided by the number of blocks; an
+    unfinished block counts as a fraction of one.
+    """
     blocks, means, squares = self._moments
     if blocks < 2:
       return None
+
     # Rounding may take the variance of equal means below 0.
     variance = max(0, squares - means**2 / blocks) / (blocks - 1)
     return math.sqrt(variance * self._block / self.tokens)
@@ -98,11 +112,16 @@ class Tally:
     """The standard error of `accuracy`; None for fewer than two labels."""
     if self.accuracy is None or self.windows < 2:
       return None
+
+    # That of a mean of independent trials, each right or wrong.
     variance = self.accuracy * (1 - self.accuracy)
     return math.sqrt(variance / (self.windows - 1))
 
   def means(self, channels: int | None = None) -> np.ndarray:
-    """Mean bits at each position [L], or of each channel; nan: not scored."""
+    """The mean bits at each position [L], nan where none is scored.
+
+    With `channels`, the means of the positions of each channel [channels].
+    """
     groups = -1, channels or len(self.bits_L)
     bits = self.bits_L.reshape(groups).sum(0)
     counts = self.counts_L.reshape(groups).sum(0)
@@ -147,7 +166,10 @@ def score(
 
 
 def _place(windows, start, batch_size, sharding):
-  """(tokens, which are scored) of a batch of windows; none after the last."""
+  """A batch of windows on devices: (tokens_BL, scored_BL).
+
+  Rows after the last window have zeros, none of which is scored.
+  """
 
   # Both parts of a window are read at once, and each window once.
   @functools.cache

@@ -15,10 +15,10 @@ from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.optimizer import make_optimizer
 
-# FLOPs per second of JAX devices, by `device_kind`: dense matrix products in 16
-# bits. Sources: NVIDIA's white papers on Hopper (H100 SXM5 and PCIe; the H200
-# has the same chip), Ampere (A100) and Volta (V100 SXM2), without sparsity; the
-# system architecture pages of Cloud TPU.
+# The peak FLOPs per second of devices, by JAX's `device_kind`, for dense matrix
+# products in 16 bits. Sources: NVIDIA's white papers on Hopper (H100 SXM5 and
+# PCIe; the H200 has the same chip), Ampere (A100) and Volta (V100 SXM2),
+# without sparsity; the system architecture pages of Cloud TPU.
 PEAKS = {
   "NVIDIA H100 80GB HBM3": 989.4e12,
   "NVIDIA H200": 989.4e12,
@@ -42,7 +42,10 @@ PEAKS = {
 def attention_requests(
   config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> list[Request]:
-  """The attention of a micro-batch, once for each distinct layer.
+  """Describes the attention of a micro-batch, once for each distinct layer.
+
+  They are what the network will ask of `attend`, so that backends can be
+  chosen, checked and counted before anything is traced.
 
   Args:
     config: the experiment's, for its batch and mesh.
@@ -75,7 +78,10 @@ def attention_requests(
 
 
 def count_pairs(model: model_lib.Config) -> int:
-  """Pairs of one sequence in all heads; the most, if content decides."""
+  """Counts the pairs of query and key in one sequence, over all heads.
+
+  Where the content decides, it is the most that there can be.
+  """
   heads = collections.Counter(itertools.chain.from_iterable(model.patterns))
   return sum(
     number * analysis.count_pairs(pattern, model.length)
@@ -84,25 +90,32 @@ def count_pairs(model: model_lib.Config) -> int:
 
 
 def keys_per_query(model: model_lib.Config) -> float:
-  """Mean number of keys of a query, over positions, heads and layers."""
+  """The mean number of keys of a query, over positions, heads and layers."""
   return count_pairs(model) / (model.length * sum(map(len, model.patterns)))
 
 
 def flops_per_token(model: model_lib.Config) -> dict[str, float]:
-  """FLOPs that a token of a step needs, by part, however it is executed.
+  """FLOPs that a token of a step needs, however it is executed.
 
-  The backward pass counts as twice the forward pass, attention by the pairs of
-  its patterns, and experts by how many of them a position passes through.
+  The backward pass counts as twice the forward pass, and recomputation not at
+  all. Of attention, the pairs of the patterns count; of experts, those that a
+  position passes through.
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
+
+  Returns those of `weights` and of `attention`, and their `total`.
   """
+  # A pair takes two FLOPs for each number of its query and of its value, and
+  # the backward pass takes twice that.
   weights = 3 * _weight_flops(model)
   attention = 6 * sum(model.widths) * count_pairs(model) / model.length
   return dict(weights=weights, attention=attention, total=weights + attention)
 
 
 def _weight_flops(model: model_lib.Config) -> int:
+  """FLOPs of a token's forward pass in products with weights."""
   products = model_lib.count_active_parameters(model, name="kernel")
-  if model.classifies:  # its output layer runs once for a sequence
+  # A classifier's output layer runs once for a sequence, not for a token.
+  if model.classifies:
     products -= model.width * model.outputs
   return 2 * products
 
@@ -110,17 +123,25 @@ def _weight_flops(model: model_lib.Config) -> int:
 def speed(
   tokens_per_second: float, model: model_lib.Config
 ) -> dict[str, float]:
-  """The speed fields of a line of metrics; none if the speed is unknown (0).
+  """The speed fields of a line of metrics.
 
-  `mfu`, model-FLOPs utilization, is the fraction of the peak of all devices in
-  16 bits, where that is known. `tokens_per_second` counts all devices.
+  Args:
+    tokens_per_second: of all devices together; 0 if it is unknown.
+    model: the network.
+
+  Returns:
+    `tokens_per_second`, `model_flops_per_second`, and, for devices in `PEAKS`,
+    `mfu`: model FLOPs utilization, as a fraction of their peak in 16 bits. None
+    of them for an unknown speed.
   """
   if not tokens_per_second:
     return {}
+
   flops = tokens_per_second * flops_per_token(model)["total"]
   fields = dict(
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
+
   # Unknown devices have no utilization, rather than a wrong one.
   devices = jax.devices()
   if peak := PEAKS.get(devices[0].device_kind):
@@ -141,7 +162,7 @@ def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
     parameters=weights,
     optimizer=bytes_on_device(state.opt_state, sizes),
     average=bytes_on_device(state.ema, sizes),
-    # Of one micro-batch and, if there are several, also their sum.
+    # Those of one micro-batch and, if there are several, also their sum.
     gradients=weights * min(config.train.accumulation, 2),
   )
   return parts | dict(total=sum(parts.values()))

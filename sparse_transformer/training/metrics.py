@@ -21,10 +21,10 @@ from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
-# Numbers that lines of `metrics.jsonl` have, by their split.
+# The numbers that each line of `metrics.jsonl` must have, by its split.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-# The terminal shows these first, under short names and with as many digits in
-# all lines, and not the hidden ones.
+# The terminal shows these first, under short names and with a fixed number of
+# digits, so that lines can be compared; it does not show the hidden ones.
 SHORT = dict(
   bits_per_dim=("bits", "7.4f"),
   accuracy=("accuracy", "6.4f"),
@@ -40,12 +40,13 @@ OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 class Writer:
   """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-  Only the first process does. A context manager. A resumed run recomputes the
-  steps after its checkpoint, so their lines are dropped when it starts.
+  It is a context manager, and writes in the first process only. A resumed run
+  recomputes the steps after its checkpoint, so their lines are dropped when it
+  starts.
 
   Args:
     workdir: the folder of `metrics.jsonl`; an attribute.
-    step: number of steps done so far; -1 if nothing is saved, not even step 0.
+    step: the last step that is saved; -1 if there is none, not even step 0.
     on_metrics: is called with (step, split, values) for each line of
       `metrics.jsonl`; an exception in it is reported on standard error.
   """
@@ -59,6 +60,7 @@ class Writer:
     self.workdir = pathlib.Path(workdir)
     self._on_metrics = on_metrics
     self._file: TextIO | None = None
+
     # The splits have the same tags in different folders, so that TensorBoard
     # draws them in the same charts.
     self._boards: dict[str, SummaryWriter] = {}
@@ -68,8 +70,8 @@ class Writer:
     _truncate(self.workdir / "metrics.jsonl", step)
     self._file = (self.workdir / "metrics.jsonl").open("a")
     for split in NEEDED:
-      # No limit of the queue: a full one would wait for ever for a thread that
-      # a full disk has ended.
+      # The queue has no limit. A full disk ends the thread that empties it, and
+      # the run would wait for that thread for ever.
       self._boards[split] = SummaryWriter(
         str(self.workdir / "events" / split),
         purge_step=step + 1,
@@ -98,11 +100,11 @@ class Writer:
     if not self._file:
       return
 
-    # Each line is on disk before the next step: a kill loses none.
+    # Each line is flushed at once, so that a kill loses none.
     try:
       line = json.dumps({"step": step, "split": split, **values})
       print(line, file=self._file, flush=True)
-    # The error of a full disk names no file.
+    # By itself, the error of a full disk would not name the file.
     except OSError as error:
       error.filename = error.filename or self._file.name
       raise
@@ -143,7 +145,11 @@ class Writer:
 
 @contextlib.contextmanager
 def attempt(what: str) -> Iterator[None]:
-  """Reports an error of what a run can do without, on standard error."""
+  """Catches and reports the errors of what a run can do without.
+
+  Args:
+    what: names it, for the line on standard error.
+  """
   try:
     yield
   except (KeyboardInterrupt, signals.Stopped):
@@ -170,14 +176,16 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
 
 
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
-  """The lines of `metrics.jsonl`, without one that a kill has cut off.
+  """Reads the lines of `metrics.jsonl`.
 
-  Each has a `step`, a `split`, and the numbers of `NEEDED`.
+  A line that is not complete, such as one that a kill has cut off, is left out:
+  all have a `step`, a `split`, and the numbers in `NEEDED`.
+
   Raises OSError if the file does not exist, ValueError if it is not regular.
   """
   path = pathlib.Path(workdir) / "metrics.jsonl"
   lines = []
-  # A pipe, which would be read for ever, has no size.
+  # Raises ValueError for a pipe, which would be read for ever.
   atomic.size(path)
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
@@ -191,19 +199,22 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops incomplete lines, and those that are noted again after a step."""
+  """Drops the lines after a step, which come again, and incomplete ones."""
   text = ""
   for line in read(path.parent) if path.exists() else []:
     if line["step"] > step:
       continue
-    if line["split"] == "end":  # it goes on
+    # A run that goes on after its end was only stopped there.
+    if line["split"] == "end":
       line["split"] = "stopped"
     text += json.dumps(line) + "\n"
   atomic.write_text(path, text)
 
 
 class Monitor:
-  """Judges each step while the next one runs, so that no device waits.
+  """Ends a run whose metrics are non-finite.
+
+  Each step is judged while the next one runs, so that no device waits.
 
   Args:
     numbers: the training examples of the batch of each step.
@@ -216,7 +227,12 @@ class Monitor:
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
-    """Calls `flush`, then keeps the metrics of this step, from 1, for later."""
+    """Judges the step before, and keeps the metrics of this one for later.
+
+    Args:
+      step: the number of this step, from 1.
+      measured: its metrics, which may still be computed on the devices.
+    """
     self.flush()
     self._pending = step, measured
 
@@ -225,16 +241,18 @@ class Monitor:
     if self._pending is None:
       return
 
-    # This waits for the step.
     step, measured = self._pending
     self._pending = None
+    # Only here does the host wait for the step.
     values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
-    # Gradients may overflow because of a large scale; the next one is smaller.
+
+    # A large loss scale may make gradients overflow. Such a step is skipped,
+    # and the next scale is smaller, until it cannot be the reason any more.
     is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
     if is_scaled and math.isfinite(values["nats"]):
       return
 
-    # The loss first: it is non-finite before gradients and weights are.
+    # The loss is named first: it is non-finite before gradients and weights.
     for name in ("nats", *values):
       if not math.isfinite(values[name]):
         return self._nonfinite(step, name, values[name])

@@ -15,23 +15,35 @@ DECAY = 0.2  # of the steps after the warm-up, with wsd; arXiv 2405.18392
 
 
 class Schedule(NamedTuple):
-  """What learning rates depend on: arguments of a program, not part of it."""
+  """What the learning rate depends on: arguments of a program, not part of it.
 
-  step: jax.typing.ArrayLike  # whose rates are due; -1: `num_updates`
-  steps: jax.typing.ArrayLike  # `train.steps`
-  warmup: jax.typing.ArrayLike  # steps
+  Attributes:
+    step: the step whose rate is due; -1 for `num_updates`.
+    steps: all steps, `train.steps`.
+    warmup: the steps of the warm-up.
+    peak: the largest learning rate.
+    minimum: the last one, as a share of the peak.
+  """
+
+  step: jax.typing.ArrayLike
+  steps: jax.typing.ArrayLike
+  warmup: jax.typing.ArrayLike
   peak: jax.typing.ArrayLike
-  minimum: jax.typing.ArrayLike  # as a share of the peak
+  minimum: jax.typing.ArrayLike
 
 
 def schedule(
   config: schema.Config, step: int = 0, share: float | None = None
 ) -> Schedule:
-  """The schedule of the update after `step` steps.
+  """The schedule of the next update.
 
-  `share` is the fraction of a time limit that has passed. The decay follows
-  it, and warm-up takes at most a tenth of the time. Without, the number of
-  updates decides.
+  Args:
+    config: the experiment's.
+    step: how many steps are done.
+    share: the fraction of a time limit that has passed. The decay follows it,
+      and the warm-up takes at most a tenth of the time. If None, the number of
+      updates decides.
+
   Raises ValueError if the warm-up does not end before the last step, or a
   constant rate has a minimum.
   """
@@ -48,7 +60,9 @@ def schedule(
       " optimizer.schedule=constant, which does not decay"
     )
 
-  # On a clock, the schedule is entered where its share of the steps would be.
+  # With a time limit, the share of the time stands for that of the steps.
+  # During the warm-up it is taken ten times: a slow run must not spend all of
+  # its time on it.
   due = -1
   if share is not None:
     due = max(step, int(10 * share * warmup))
@@ -83,9 +97,10 @@ def rate(kind: str, due: Schedule) -> jax.Array:
   last = jnp.round(DECAY * rest)
   last = jnp.maximum(1, last)
 
+  # The share of `steps` that has passed at a step, times `of`.
   def gone(step, steps, of=1):
-    # XLA divides by constants like this, so that earlier runs go on bit for
-    # bit.
+    # XLA multiplies by the inverse of a constant. Here `steps` is an argument;
+    # written like this, the rate has the same bits as that of a constant.
     return of * jnp.clip(step, 0, steps) * (1 / steps)
 
   left: jax.Array | float = 1.0  # the share of the peak, without a minimum
@@ -108,14 +123,18 @@ def rate(kind: str, due: Schedule) -> jax.Array:
 def make_optimizer(
   config: schema.Config, due: Schedule | None = None
 ) -> optax.GradientTransformation:
-  """`optimizer.name` on gradients that are clipped by their global norm.
+  """Makes the optimizer that the config names, with clipped gradients.
 
-  The learning rate is what is due; if None, it follows from the config and the
-  number of updates.
+  Gradients are clipped by their global norm. With Muon, only the matrices of
+  blocks, which decay, have its updates, and all else has Adam's. Muon's updates
+  are scaled to the root mean square of Adam's, so that learning rates carry
+  over. Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
-  Muon is for the matrices of the blocks, which decay; Adam for all else. Its
-  updates have the root mean square of Adam's, so learning rates carry over.
-  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
+  Args:
+    config: the experiment's.
+    due: the schedule that the learning rate follows; if None, the config's, at
+      the number of updates.
+
   Raises ValueError if the schedule is invalid, see `schedule`.
   """
   settings = config.optimizer
@@ -152,7 +171,10 @@ def make_optimizer(
 
 
 def _block_matrices(params):
-  """(inputs, outputs) axes of the stacked matrices of blocks; else None."""
+  """The axes (inputs, outputs) of the stacked matrices of blocks.
+
+  Returns a tree like the parameters; None stands for those that Adam updates.
+  """
 
   def axes(path, x):
     stacks = model_lib.num_stacks(path)
@@ -170,10 +192,10 @@ def num_updates(opt_state: optax.OptState) -> jax.Array:
 
 
 def decays(params: dict) -> dict:
-  """Whether parameters decay: if they have two axes, as in the released code.
+  """Whether each parameter decays: those of two axes, as in the released code.
 
-  Axes of layers and experts do not count. Centroids, which have three, are
-  directions of any length.
+  Axes of layers and experts do not count. Centroids have three axes and do not
+  decay: they are directions, whose length means nothing.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

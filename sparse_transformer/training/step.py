@@ -11,7 +11,7 @@ import optax
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.training import optimizer as optimizer_lib
 
-# Scales of the loss.
+# Scales of the loss are powers of two, so that they change no digits.
 FIRST = 2.0**15
 SMALLEST = 1.0
 LARGEST = 2.0**24
@@ -76,7 +76,9 @@ def init_state(
     optimizer: from `optimizer.make_optimizer`.
     dtype: of activations; float16 has a loss scale.
   """
-  zero = lambda: jnp.zeros((), jnp.int32)  # each is donated
+  # Each number and each tree has its own memory: `Experiment.update` is given
+  # that of the whole state, and the same memory cannot be given twice.
+  zero = lambda: jnp.zeros((), jnp.int32)
   loss_scale = None
   if dtype == "float16":
     loss_scale = LossScale(
@@ -87,22 +89,27 @@ def init_state(
     step=zero(),
     params=params,
     opt_state=optimizer.init(params),
-    ema=jax.tree.map(jnp.copy, params),  # a copy: the state is donated
+    ema=jax.tree.map(jnp.copy, params),
     loss_scale=loss_scale,
   )
 
 
 def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """Cross-entropy of each position in nats, float32 [B, L].
+  """Cross-entropy of each position in nats.
 
-  For a classifier's logits [B, C] and labelled rows [B, L + 2], of the labels:
-  float32 [B, 1]. Tokens below 0 are padding; their losses are meaningless.
+  Args:
+    logits_BLV: predictions; [B, C] of a classifier.
+    tokens_BL: the integers to predict; labelled rows [B, L + 2] of a
+      classifier. Those below 0 are padding, whose losses are meaningless.
+
+  Returns float32 [B, L]; [B, 1] of a classifier.
   """
   if logits_BLV.ndim == 2:
     logits_BLV = logits_BLV[:, None]
     tokens_BL = labels(tokens_BL)[:, None]
 
-  # Rows of images may end in the labels of their orders, which are given.
+  # Rows of images may end in the labels of their order, which are given to the
+  # network and not predicted.
   tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
@@ -110,7 +117,7 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
 
 
 def is_padded(tokens: jax.Array) -> bool:
-  """Whether tokens can be below 0, which stands for padding."""
+  """Whether the dtype of tokens allows padding, which is below 0."""
   return not jnp.issubdtype(tokens.dtype, jnp.unsignedinteger)
 
 
@@ -175,13 +182,14 @@ def train_step(
     config: the experiment's.
 
   Returns:
-    The new state, and `nats`, the mean loss; a classifier's `accuracy`;
-    `gradient_norm` before clipping; `learning_rate`; with loss scaling
-    `loss_scale` and `skipped_steps` so far; what blocks measure.
+    (new state, metrics). Metrics are `nats`, the mean loss; `gradient_norm`,
+    before clipping; `learning_rate`; for a classifier `accuracy`; with loss
+    scaling `loss_scale` and `skipped_steps` so far; and what blocks measure.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
 
-  # Rates are arguments of the program: other ones compile nothing.
+  # The schedule is an argument of the program, so that a change of the rate or
+  # the number of steps needs no other program. Skipped steps do not count.
   due = schedule or optimizer_lib.schedule(config)
   updates_so_far = optimizer_lib.num_updates(state.opt_state)
   due = due._replace(
@@ -207,7 +215,8 @@ def train_step(
   for name, x in measured.items():
     metrics[name] = x.mean(0) if x.ndim == 1 else x
 
-  # A bad batch must not reach the weights; the caller sees it in the metrics.
+  # A bad batch must not reach the weights. The caller sees it in the metrics
+  # one step later, when the next update is already on its way.
   is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
   params, opt_state, ema = jax.tree.map(
     lambda new, old: jnp.where(is_finite, new, old),
@@ -230,16 +239,22 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """((nats, what blocks measure), gradient of all losses): means of a batch."""
+  """Gradients and metrics of a batch, computed in micro-batches.
+
+  Returns ((nats, what blocks measure), gradients), each the mean of the batch,
+  and the gradients unscaled.
+  """
   micro = config.train.accumulation
   b, n = tokens_BL.shape
-  # Neighbors are assigned to different micro-batches: with the batch sharded
-  # across devices, each micro-batch is then still on all of them.
+  # Neighbors are assigned to different micro-batches: a batch is split over
+  # devices in contiguous parts, and each micro-batch must have some of each.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
   seed = jax.random.key(config.train.seed)
   rng = jax.random.fold_in(seed, state.step)
   scale = state.loss_scale.scale if state.loss_scale else 1.0
-  # Micro-batches count as much as they have symbols.
+
+  # The loss is a mean over symbols: with padding, a micro-batch counts by how
+  # many it has.
   weights_A = jnp.ones(micro)
   if config.model.task == "generate" and is_padded(tokens_BL):
     symbols_A = (tokens_ABL >= 0).sum((1, 2))
@@ -249,7 +264,8 @@ def _accumulate(state, tokens_BL, predict, config):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = mean_loss(logits_BLV, tokens_BL) * weight
 
-    # What blocks add to the loss, one number for each of them.
+    # What blocks add to the loss is a number for each of them. Anything of
+    # another shape is only measured.
     extra = 0.0
     for name, x in measured.items():
       if x.ndim == 1:
@@ -265,7 +281,8 @@ def _accumulate(state, tokens_BL, predict, config):
     new = gradient(state.params, *inputs)
     return jax.tree.map(jnp.add, total, new), None
 
-  # A single micro-batch needs no second copy of the gradients, for their sum.
+  # A single micro-batch needs no sum, which would be a second copy of the
+  # gradients in memory.
   rngs_A = jax.random.split(rng, micro)
   inputs = tokens_ABL, rngs_A, weights_A
   first = [state.params] + [x[0] for x in inputs]

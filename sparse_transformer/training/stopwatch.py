@@ -5,8 +5,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-# On the wall, and of all threads on processors, which does not depend on what
-# else the machine does.
+# The clocks: wall time, and the processor time of all threads, which does not
+# depend on what else the machine does.
 TIMES = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
 Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
 MOST = 2**31  # of a limit: the optimizer counts steps in 32 bits
@@ -15,9 +15,17 @@ MOST = 2**31  # of a limit: the optimizer counts steps in 32 bits
 def parse_limit(
   text: str, flag: str, kinds: Collection[str] = tuple(TIMES)
 ) -> Limit:
-  """The kind and number in KIND:N, the value of a flag, or a ValueError."""
+  """Parses a limit that a flag gives as KIND:N.
+
+  Args:
+    text: the value of the flag.
+    flag: its name, for the error.
+    kinds: the kinds that it may name; by default the clocks.
+
+  Returns (kind, number). Raises ValueError if the text is no limit.
+  """
   kind, _, number = text.partition(":")
-  # A text that is not a number is out of bounds.
+  # A text that is not a number becomes 0, which is out of bounds.
   try:
     amount = float(number)
   except ValueError:
@@ -32,15 +40,20 @@ def parse_limit(
 
 
 class Stopwatch:
-  """Time spent on training steps, counted on from `metrics.jsonl`.
+  """Measures the time that a run spends on training steps.
 
   It runs from its construction, except in the context `paused`.
+
+  Args:
+    lines: of the run's `metrics.jsonl`. The time of a run that resumes counts
+      on from the last line that has it.
+    limit: of the time of the run, for `share`.
   """
 
   def __init__(
     self, lines: Sequence[Mapping[str, Any]] = (), limit: Limit | None = None
   ):
-    # A resumed run goes on where the last line that says its time ended.
+    # Some lines have no time, such as that about the weights at the start.
     timed = [line for line in lines if TIMES.keys() <= line.keys()]
     self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
     self._limit = limit
@@ -49,6 +62,7 @@ class Stopwatch:
     self._start = _now()
 
   def _add(self) -> None:
+    """Adds the time since the last call or pause."""
     now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]
@@ -56,7 +70,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """For anything other than training steps: validation, saving."""
+    """Stops the watch within a context, such as validation or saving."""
     self._add()
     try:
       yield
@@ -67,6 +81,7 @@ class Stopwatch:
     """The share of the limit that has passed, at most 1; None without one."""
     if self._limit is None:
       return None
+
     self._add()
     clock, seconds = self._limit
     return min(1.0, self._spent[clock] / seconds)

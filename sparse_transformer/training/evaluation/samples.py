@@ -21,8 +21,8 @@ from sparse_transformer.training.step import State
 
 TEXTS = ".txt", ".fasta"  # suffixes of samples that can be printed
 MAX_TEXT = 4000  # bytes of sampled text that are shown
-# Pixels: the width of images side by side, and the space between two, between
-# the halves of a picture, and for their labels.
+# In pixels: the width of each half of a picture, about; the space between two
+# images; that between the halves; and the height of their labels.
 SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 
@@ -32,14 +32,15 @@ def decoder(
   labels: tuple[int, ...] = (),
   length: int | None = None,
 ) -> sampling.Cached | sampling.Recompute:
-  """The decoder of sequences.
+  """Makes the decoder that draws sequences from a network.
 
   Args:
-    experiment: whose network decodes.
+    experiment: the experiment whose network decodes.
     cached: whether keys and values are kept; else all is computed again for
-      each symbol. A cache can hold one document only.
+      each symbol. A cache holds one document only, so that networks of
+      documents do without.
     labels: of the order of an image, see `data.Scans.labels`.
-    length: symbols of a sequence at the most; by default as in training.
+    length: the most symbols of a sequence; by default as in training.
 
   Raises ValueError if there are several processes, the data have labels, or the
   network cannot have that length.
@@ -56,6 +57,8 @@ def decoder(
       "eval.samples must be 0 with several processes; sample after training"
     )
 
+  # A longer sequence is drawn from the same network with another length, which
+  # works unless it has learned an embedding for each position.
   apply = experiment.apply
   trained = network.length
   length = length or trained
@@ -89,8 +92,8 @@ def draw_in_training(
 
   Args:
     experiment: the run's.
-    state: whose averaged weights draw. The random numbers are the same at all
-      steps, so that pictures of two steps can be compared.
+    state: the state whose averaged weights draw. The random numbers are the
+      same at all steps, so that pictures of two steps can be compared.
     folder: the workdir.
     check_stop: called after each symbol; may raise an exception.
 
@@ -109,7 +112,8 @@ def draw_in_training(
   )
   path = save(folder, source, tokens, step=int(state.step))[0]
 
-  # TensorBoard shows Markdown: text is indented, which makes it code.
+  # TensorBoard shows Markdown, in which indented text is code, and stays as it
+  # is.
   if path.suffix in TEXTS:
     return textwrap.indent(read_text(path), "    ", lambda line: True)
   return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
@@ -131,13 +135,13 @@ def save(
 
   Returns the paths of the files.
   """
-  # What it says must not be of other samples, even for a moment.
+  # The old provenance goes first, since it must never lie beside new samples.
   stem = pathlib.Path(folder) / "samples"
   stem.with_suffix(".json").unlink(missing_ok=True)
   if isinstance(source, data.Stream):
     paths = source.codec.save(stem, tokens)
   else:
-    # `decoder` rejects labelled data.
+    # Labelled data, the third kind of source, are rejected by `decoder`.
     assert isinstance(source, data.Images)
     paths = [stem.with_suffix(".png")]
     real = tokens[:0]
@@ -146,6 +150,7 @@ def save(
     except (FileNotFoundError, ModuleNotFoundError) as error:
       files.warn(f"no real images are beside the samples: {error}")
     save_images(paths[0], tokens, real, source)
+
   atomic.write_json(stem.with_suffix(".json"), provenance)
   return paths
 
@@ -153,10 +158,15 @@ def save(
 def save_images(
   path: pathlib.Path, tokens: np.ndarray, real: np.ndarray, source: data.Images
 ) -> None:
-  """Writes a PNG file with sampled images on the left, real ones on the right.
+  """Draws sampled images on the left, and real ones on the right.
 
-  There may be no real ones. Both are uint8 [images, positions]. The frames of a
-  clip are put side by side.
+  The frames of a clip are put side by side.
+
+  Args:
+    path: of the PNG file.
+    tokens: the sampled images, integers [images, positions].
+    real: the real images, likewise; may be none.
+    source: the data, which have the shape of an image.
   """
   # About as many images across as down, in pixels, enlarged if they are small.
   frames = source.frames
@@ -165,6 +175,7 @@ def save_images(
   across = math.ceil(math.sqrt(len(tokens) * rows / columns))
   down = -(-len(tokens) // across)
   scale = max(1, SHEET // (across * columns))
+  # Each image has a frame of one pixel.
   width = scale * columns + 2 + BORDER
   height = scale * rows + 2 + BORDER
 
@@ -192,12 +203,13 @@ def save_images(
       x = left + i % across * width
       y = LABEL + i // across * height
       page.paste(framed, (x, y))
+
   with atomic.writing(path) as new:
     page.save(new, format="PNG")
 
 
 def _pixels(symbols, source):
-  """Images uint8 [images, rows, columns, channels], frames side by side."""
+  """Images as uint8 [images, rows, columns, channels], frames side by side."""
   height, columns, channels = source.shape
   frames = source.frames
   rows = height // frames
@@ -208,12 +220,16 @@ def _pixels(symbols, source):
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:
-  """Prompts of no positions, of a dtype for all symbols."""
+  """Empty prompts [num, 0], in the smallest dtype that holds all symbols."""
   return np.zeros((num, 0), np.min_scalar_type(source.vocab_size - 1))
 
 
 def real_examples(source: data.Source, num: int) -> np.ndarray:
-  """The first test images, or windows spread over the split, [num, length]."""
+  """Reads test examples to compare samples with, integers [num, length].
+
+  They are the first images, again from the start if there are too few, or
+  windows that are spread evenly over a stream.
+  """
   examples = source.examples("test")
   if isinstance(source, data.Images):
     places = np.arange(num) % len(examples)
@@ -223,7 +239,11 @@ def real_examples(source: data.Source, num: int) -> np.ndarray:
 
 
 def read_text(path: pathlib.Path) -> str:
-  """The beginning of a file of samples, without control characters."""
+  """Reads the beginning of a file of samples.
+
+  Control characters are replaced: a network may draw any byte, and some would
+  change how a terminal behaves.
+  """
   with path.open("rb") as file:
     text = file.read(MAX_TEXT).decode(errors="replace")
   shown = (c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -14,20 +14,21 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, schema
 from sparse_transformer.schema import Affects, Config
 
-# The differences between two configs that are allowed, by what their fields
-# affect: where a run resumes, with --allow_changes, and where it is read.
+# Policies: which fields of two configs may differ, by what these affect. They
+# are for a run that resumes, for one that does with --allow_changes, and for
+# commands that read a run.
 Allowed = Collection[Affects]
 TO_RESUME: Allowed = ("nothing", "machine")
 TO_CHANGE: Allowed = (*TO_RESUME, "updates", "scores")
 TO_READ: Allowed = (*TO_CHANGE, "start", "rounding")
-# And, where it is read, with data of its own.
+# The same for commands that are given other data than the run's.
 TO_READ_OTHER_DATA: Allowed = (*TO_READ, "data")
-# Differences with which given weights have the same scores.
+# The fields that leave the scores of given weights as they are.
 UNSCORED: Allowed = (*TO_RESUME, "start", "updates")
 ANY: Allowed = get_args(Affects)
-Changes = dict[str, tuple[Any, Any]]
+Changes = dict[str, tuple[Any, Any]]  # {"group.field": (old, new)}
 CHANGES = "config_changes.jsonl"
-# What `ast.literal_eval` raises.
+# All that `ast.literal_eval` raises for a text that is no literal.
 UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 
 
@@ -37,9 +38,9 @@ def get_config() -> ConfigDict:
 
 
 def portable(config: Config) -> Config:
-  """A config for any machine, without paths, devices and other runs.
+  """A copy of a config for any machine.
 
-  The fields that name these have their defaults.
+  The fields that name paths, devices or another run have their defaults.
   """
   names = [x for x in schema.FIELDS if schema.affects(x) == "machine"]
   names.append("train.init_from")
@@ -47,12 +48,16 @@ def portable(config: Config) -> Config:
 
 
 def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
-  """A config in which fields, "group.field", have the values of texts.
+  """A copy of a config in which some fields have other values.
+
+  Args:
+    config: a `Config` or ConfigDict.
+    texts: {"group.field": value as text}, as flags give them.
 
   Raises ValueError as `schema.Config.replace` does.
   """
-  # A text that is not a Python literal stays one, and the field's rule rejects
-  # it.
+  # A text that is not a Python literal stays a text, and the rule of the field
+  # rejects it.
   values: dict[str, Any] = {**texts}
   for field, text in texts.items():
     if schema.FIELDS[field].type is not str:
@@ -69,7 +74,7 @@ def overrides(preset: Any, config: Any) -> list[str]:
 
 
 def read_config(workdir: str | os.PathLike) -> Config:
-  """The config of a run; newer fields have their defaults.
+  """Reads the config of a run; fields newer than the run have their defaults.
 
   Raises ValueError or OSError if the workdir holds none that can be read.
   """
@@ -84,9 +89,13 @@ def read_config(workdir: str | os.PathLike) -> Config:
 
 
 def from_json(settings: dict[str, Any], place: object) -> Config:
-  """The config that a run has written; fields that it lacks have defaults.
+  """The config that a run wrote as JSON.
 
-  Raises ValueError with `place` first if it has other fields or values.
+  Args:
+    settings: {group: {field: value}}; fields that it lacks have defaults.
+    place: where it was read, for the error.
+
+  Raises ValueError if it has unknown fields, or values that are not allowed.
   """
   try:
     groups = settings.values() if isinstance(settings, dict) else ()
@@ -103,16 +112,20 @@ def write_config(
   step: int = 0,
   changes: Changes | None = None,
 ) -> None:
-  """Writes the config of a run to its workdir.
+  """Writes the config of a run to its workdir, and what has changed.
 
-  `changes` since the checkpoint of a step, from which the run goes on, become
-  the last line of config_changes.jsonl, and are printed on standard error if
-  they are new. They replace what was recorded at that step or a later one.
+  Args:
+    workdir: the folder of the run, which is created.
+    config: the config with which it goes on.
+    step: the step from which it goes on.
+    changes: what differs from the config of that step's checkpoint. They become
+      the last line of config_changes.jsonl, in place of what was recorded at
+      that step or a later one, and are printed on standard error if new.
   """
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
 
-  # A run that resumes from an earlier step has not changed since.
+  # Changes at later steps do not count for a run that resumes before them.
   recorded = read_changes(workdir)
   kept = [(number, x) for number, x in recorded if number < step]
   if changes:
@@ -130,7 +143,7 @@ def write_config(
 
 
 def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
-  """The changes of a run's config, each with the step after which it holds.
+  """Reads the changes of a run's config, each with the step that it follows.
 
   Raises ValueError if config_changes.jsonl is damaged.
   """

@@ -2,8 +2,8 @@
 
 Each group of fields is a dataclass, and each field has its rule. Checks,
 `--help` and docs/config.md come from these. What depends on several fields, on
-the data or on the devices is checked where it is used, and so are the names of
-data sources, patterns, modes and backends, to which other code can add.
+the data or on the devices is checked where it is used. So are the names of data
+sources, patterns, modes and backends, because other code can register more.
 """
 
 import dataclasses
@@ -18,14 +18,19 @@ REMATS = ("none", "block_but_attention", "block")
 
 
 class Rule(NamedTuple):
-  """The values that a field may have: "... must be TEXT", and their check."""
+  """The values that a field may have.
+
+  Attributes:
+    text: describes them, for the error "NAME=VALUE must be TEXT".
+    accepts: returns whether a value is among them.
+  """
 
   text: str
   accepts: Callable[[Any], bool]
 
 
 def integer(at_least: int, below: int = 2**31) -> Rule:
-  """An integer within bounds; devices count in 32 bits."""
+  """The rule of an integer; by default it fits the 32 bits of devices."""
   return Rule(
     f"an integer at least {at_least} and below {below:,}",
     lambda x: type(x) is int and at_least <= x < below,
@@ -33,7 +38,7 @@ def integer(at_least: int, below: int = 2**31) -> Rule:
 
 
 def number(bounds: str, is_within: Callable[[float], bool]) -> Rule:
-  """A number within bounds that float32 can hold."""
+  """The rule of a number within bounds, which float32 can hold."""
   return Rule(
     f"a finite number {bounds}",
     lambda x: type(x) in (int, float) and abs(x) < 1e38 and is_within(x),
@@ -41,20 +46,26 @@ def number(bounds: str, is_within: Callable[[float], bool]) -> Rule:
 
 
 def one_of(*known: str) -> Rule:
-  """One of the known names."""
+  """The rule of a name that is one of those that are known."""
   text = f"one of {', '.join(known)}"
   return Rule(text, lambda x: type(x) is str and x in known)
 
 
 def items(text: str, rule: Rule, are: Callable = lambda x: True) -> Rule:
-  """A tuple whose items follow a rule, and together another one."""
+  """The rule of a tuple.
+
+  Args:
+    text: describes its values.
+    rule: that of each item.
+    are: whether all items together are allowed.
+  """
   # A list, as JSON has it, is made a tuple by `Config.replace`.
   each = lambda x: type(x) is tuple and all(map(rule.accepts, x))
   return Rule(text, lambda x: each(x) and are(x))
 
 
 SIZE, COUNT = integer(1), integer(0)
-# A network has a Python object for each of them.
+# The number of layers or heads: a network has a Python object for each.
 AMOUNT = integer(1, below=10_001)
 POSITIVE = number("above 0", lambda x: x > 0)
 FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
@@ -82,7 +93,8 @@ NAMES = items(
 )
 
 
-# What another value of a field changes; `config` says when it may.
+# What changes with the value of a field. `config` says which of these may
+# change when a run resumes, or is read.
 Affects = Literal[
   "nothing",  # how a run logs and keeps what it computes
   "machine",  # nothing either, but other machines have other paths and devices
@@ -483,7 +495,7 @@ def typed(config: Any) -> Config:
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError, which names the nearest, unless a field exists."""
+  """Raises ValueError unless a field exists; the error names similar ones."""
   if name in FIELDS:
     return
 

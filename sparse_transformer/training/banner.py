@@ -1,4 +1,4 @@
-"""What a run says about itself: what begins, what may be a mistake, its end."""
+"""The lines that a run prints about itself: at its start, and at its end."""
 
 import itertools
 import os
@@ -17,18 +17,21 @@ from sparse_transformer.training.stopwatch import Limit
 def introduce(
   experiment: Experiment, workdir: object, limit: Limit | None
 ) -> None:
-  """Prints what to know about a run before it is compiled.
+  """Prints what is worth knowing about a run, before it is compiled.
 
   Args:
     experiment: the run's.
     workdir: its folder.
-    limit: of its time, if that ends it.
+    limit: the limit of its time, if that ends it.
 
   Raises Unsupported if its attention cannot run here.
   """
   config = experiment.config
   source = experiment.source
   layers = experiment.model.num_layers
+
+  # A stream has an example at each position, so that they overlap: its symbols
+  # are counted.
   amount = f"{len(experiment.examples):,} examples"
   if isinstance(source, data.Stream):
     amount = f"{len(experiment.examples) + source.length - 1:,} symbols"
@@ -65,10 +68,13 @@ def warn(experiment: Experiment) -> None:
 
 
 def _shared_summaries(config):
-  """Whether all heads share a summary: section 4.3 of Child et al. 2019."""
+  """A warning if all heads share a summary, else "".
+
+  Source: section 4.3 of Child et al. 2019, where heads have distinct ones.
+  """
   attention = config.attention
   heads = config.model.num_heads
-  # The other half of the heads have the blocks.
+  # In this mode, half of the heads have the blocks, and half the summaries.
   if attention.pattern == "fixed" and attention.mode == "heads":
     heads //= 2
   distinct = min(heads, attention.stride // attention.width)
@@ -84,17 +90,24 @@ def _shared_summaries(config):
 
 
 def _skipped_byte(model):
-  """Whether keys one row back hold no byte above the target of an image."""
+  """A warning if no head sees the byte above the target of an image, else "".
+
+  A stride of exactly one row has this effect, because inputs are shifted.
+  """
   if len(model.shape) != 3 or model.classifies:
     return ""
 
-  # The last channel of a pixel in the middle, which has a row above.
+  # One query stands for all: the last channel of a pixel in the middle, which
+  # has a row above and pixels on both sides.
   rows, columns, channels = model.shape
   row = columns * channels
   query = rows // 2 * row + columns // 2 * channels + channels - 1
   drawn = set(itertools.chain.from_iterable(model.patterns))
   keys = lambda p: p.keys(query, model.length)
-  # Inputs are shifted by one: key k holds byte k - 1.
+
+  # Inputs are shifted by one: key k holds byte k - 1. The byte above the target
+  # of the query is therefore at the key after that one row back. A head that
+  # may choose it is no mistake.
   may_hold = any(query - row + 1 in keys(p.support()) for p in drawn)
   if may_hold or not any(query - row in keys(p.static_part()) for p in drawn):
     return ""
@@ -108,7 +121,8 @@ def _skipped_byte(model):
 def origin(start: Mapping[str, Any]) -> str:
   """A line about the weights that a run starts from.
 
-  `start` is what `warm_start.first_state` returns about them.
+  Args:
+    start: the description of these weights, from `warm_start.first_state`.
   """
   line = f"starts from {start.get('file') or start['run']}"
   if "run_step" in start:
@@ -125,18 +139,28 @@ def end(
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None,
 ) -> str:
-  """A line about a complete run: its best validation, and what to do next."""
+  """A line about a complete run: its best validation, and what to do next.
+
+  Args:
+    experiment: the run's.
+    workdir: its folder.
+    config_file: the file of its config, if it was read from one.
+  """
   script = os.path.relpath(version.ROOT / "eval.py")
   words = ["python", script, f"--workdir={workdir}"]
-  # A file that registers patterns or sources is needed wherever they are read.
+
+  # A config file that registers patterns or data sources of its own must be
+  # named again wherever they are used.
   known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
   ours = all(x.__module__.startswith("sparse_") for x in known.values())
   if config_file and not ours:
     words.append(f"--config={config_file}")
   command = shlex.join(words)
+
   lines = [x for x in metrics.read(workdir) if x["split"] == "validation"]
   if not lines:
     return f"to evaluate: {command}"
+
   best = min(lines, key=lambda x: x["bits_per_dim"])
   return (
     f"best validation {best['bits_per_dim']:.4f} {experiment.source.unit}, at"

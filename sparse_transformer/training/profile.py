@@ -18,10 +18,11 @@ class Profile(contextlib.ExitStack):
 
   Args:
     steps: the steps to trace, from 1; () for none.
-    step: how many steps are done. If these include some of `steps`, none is
+    step: how many steps are done. If some of `steps` are among these, none is
       traced.
-    workdir: the run's.
-    watch: the run's. Starting and ending a trace is not timed.
+    workdir: the folder of the run.
+    watch: the run's stopwatch, which does not count the time of starting and
+      ending a trace.
   """
 
   def __init__(
@@ -43,12 +44,18 @@ class Profile(contextlib.ExitStack):
       self._folder.mkdir(exist_ok=True)
 
   def before(self, step: int, state: State) -> None:
-    """Begins before the first of the steps, and ends after the last."""
+    """Begins the trace before its first step, and ends it after its last.
+
+    Args:
+      step: the number of the step that comes next.
+      state: the state before it.
+    """
     self._step = step
     if not self._steps or step not in (self._steps[0], self._steps[-1] + 1):
       return
 
-    # The trace has whole steps: those before are done.
+    # JAX computes steps later than they are called. The trace has whole steps
+    # only if those before it are done.
     jax.block_until_ready(state)
     with self._watch.paused():
       if step > self._steps[0]:
@@ -58,8 +65,9 @@ class Profile(contextlib.ExitStack):
         self.callback(self._end)
 
   def _end(self):
+    """Writes the trace, and says how to look at it."""
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
-    # A signal may end it before the last step.
+    # A signal may have ended the run before the last of the steps.
     last = min(self._step, self._steps[-1])
     with metrics.attempt("the profile"):
       jax.profiler.stop_trace()

@@ -16,16 +16,17 @@ from sparse_transformer.training.step import State
 
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
-  """The state before the first step, with the weights of `train.init_from`.
+  """Makes the state before the first step, from weights of `train.init_from`.
 
-  The parameters and their average become the averaged weights of that run,
-  or the weights of that file. The optimizer starts anew.
+  Both the parameters and their average become the averaged weights of the run
+  that it names, or the weights of the file. The optimizer starts anew.
 
   Returns:
-    (state, what it starts from, as JSON; None if from random weights). There,
-    `random` names the parameters that stay random because none fit, `unused`
-    the other run's without a place here, `changed` the settings that give all
-    another meaning, and `attention` those of the patterns.
+    (state, start): `start` describes as JSON where the weights are from, and is
+    None if they are random. In it, `random` names the parameters for which no
+    weights fit, `unused` the weights that have no place here, `changed` the
+    settings by which weights mean something else, and `attention` those of the
+    patterns that differ.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
@@ -37,7 +38,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
     return experiment.first_state(), None
   source = _read(settings.init_from, experiment)
 
-  # Arrays of equal shapes may mean something else.
+  # Shapes alone do not say that weights fit: with another vocabulary of the
+  # same size, each embedding is that of another symbol.
   changed, attention = _changed(source.config, experiment)
   for name, there in source.meanings.items():
     here = getattr(experiment.source, name)
@@ -47,26 +49,36 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   state = experiment.first_state()
   params, misfits = _fit(state.params, source.weights, changed, settings)
   start = source.provenance | misfits | dict(attention=attention)
-  # The score that a file has is of its own images, and of its own network.
+
+  # The score in a released file is that of all its weights on its own images.
   has_its_images = experiment.config.data.name == released.SOURCE
   if not has_its_images or any(misfits.values()):
     start.pop("bits", None)
-  # A copy: the first step is given the memory of both.
+
+  # The average is a copy, because the first step is given the memory of both.
   average = jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=average), start
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-  """Weights to start from, by name, and where they are from."""
+  """Weights to start from, and what is known about them.
+
+  Attributes:
+    weights: {name: array}, see `store.by_name`.
+    config: of the experiment that trained them.
+    meanings: what its `symbols` and `classes` are, as far as known.
+    provenance: where they are from, as JSON.
+  """
 
   weights: Mapping[str, Any]
   config: schema.Config
-  meanings: Mapping[str, Any]  # of symbols and classes, as far as known
+  meanings: Mapping[str, Any]
   provenance: dict[str, Any]
 
 
 def _read(text, experiment):
+  """Reads what `train.init_from` names: an export, a release, or a run."""
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
@@ -99,8 +111,8 @@ def _read(text, experiment):
 
 
 def _find(text: str) -> tuple[store.Saved, int]:
-  """The run and the step in WORKDIR[:STEP]."""
-  # The name of a folder may have a colon.
+  """Finds the run and the step that WORKDIR[:STEP] names."""
+  # The name of a folder may itself have a colon.
   name, _, asked = text.rpartition(":")
   if not name or files.from_config(text).is_dir():
     name, asked = text, ""
@@ -109,6 +121,7 @@ def _find(text: str) -> tuple[store.Saved, int]:
       f"train.init_from={text} must be a run, or a file {exported.SUFFIX} or"
       " .npz"
     )
+
   run = store.Saved(files.from_config(name))
   try:
     return run, processes.decide(lambda: run.find(asked or None))
@@ -117,7 +130,11 @@ def _find(text: str) -> tuple[store.Saved, int]:
 
 
 def _changed(before, experiment):
-  """Settings by which weights mean something else, and those of patterns."""
+  """The settings that differ from those that the weights were trained with.
+
+  Returns (changed, attention), lines of text: the settings by which weights
+  mean something else, and those of patterns, with which they may be used.
+  """
   learned = any(x.is_learned for x in experiment.model.contents)
   changed: list[str] = []
   attention: list[str] = []
@@ -126,8 +143,8 @@ def _changed(before, experiment):
     line = f"{name}={here} here, but {there} there"
     affected = schema.affects(name)
     is_of_model = name.startswith("model.") and affected == "all"
-    # Learned parameters of a pattern mean something by it, such as the use of
-    # centroids.
+    # What a pattern has learned, such as centroids, means nothing to another
+    # one.
     if is_of_model or (name == "attention.pattern" and learned):
       changed.append(line)
     elif affected == "scores":
@@ -137,7 +154,11 @@ def _changed(before, experiment):
 
 
 def _fit(params, weights, changed, settings):
-  """Parameters with the weights that fit, and the names of what does not."""
+  """Puts weights in the place of the parameters whose shape they have.
+
+  Returns (parameters, misfits): the names `random` and `unused`, and `changed`.
+  Raises ValueError if something does not fit, unless the settings allow it.
+  """
   leaves = store.by_name(params)
   fitted = dict(leaves)
   reasons = {}
@@ -151,7 +172,8 @@ def _fit(params, weights, changed, settings):
 
   problems = changed + list(reasons.values())
   problems += [f"{name} is absent here" for name in unused]
-  # If no array fits, another file was meant.
+  # Even a partial start needs something: if no array fits, the user must have
+  # meant another file.
   none_fits = len(reasons) == len(leaves)
   if problems and (not settings.init_partial or none_fits):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Workdirs: which folder can be one, and its lock, for one run at a time."""
+"""Workdirs: which folders can be one, and a lock for one run at a time."""
 
 import contextlib
 import fcntl
@@ -16,16 +16,21 @@ COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
 
 
 def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
-  """Raises ValueError if a folder cannot be a run's, or a comparison's.
+  """Raises ValueError if a folder cannot be that of a run, or of a comparison.
 
-  Either its name is unsuitable, or a file `other` shows that it holds `what`.
+  Args:
+    workdir: the folder, which need not exist.
+    other: a file that shows that it already holds something else.
+    what: names that, for the error.
   """
   name = os.fspath(workdir)
   path = pathlib.Path(workdir)
   existing = next(filter(os.path.lexists, (path, *path.parents)), path)
-  # It would be another folder once its parents exist.
+
+  # A path with .. in a folder that does not exist yet may name another one as
+  # soon as that exists, for instance as a link.
   is_odd = ".." in path.relative_to(existing).parts
-  # Orbax takes some for a pattern, or for a bucket.
+  # Orbax takes some names for a pattern of files, or for a bucket in a cloud.
   if is_odd or re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(
       f"--workdir={name} must be a local folder, in UTF-8, without * ? or [,"
@@ -41,8 +46,10 @@ def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
 def hold(workdir: str | os.PathLike) -> Iterator[None]:
   """Locks a workdir against other runs; creates it if needed.
 
-  The first process locks it for all; the lock ends with it, however it ends.
-  An error leaves no new workdir if it comes before a config.json.
+  The first process locks it for all. The operating system releases the lock
+  when that process ends, however it ends. An error before there is a
+  config.json removes a new workdir.
+
   Raises ValueError if another run holds it, with its process and host.
   """
   path = pathlib.Path(workdir)
@@ -53,7 +60,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
       processes.decide(lambda: _lock(path / "lock", stack))
       yield
   except BaseException:
-    # Folders that have something else in them are not empty, and stay.
+    # Only what is new is removed, innermost first. A folder that has something
+    # else in it cannot be, and stays.
     if processes.is_first() and not (path / "config.json").exists():
       with contextlib.suppress(OSError):
         for x in new:
@@ -62,14 +70,17 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def _lock(path, stack):
+  """Locks a file and writes into it who holds it, until a stack is closed."""
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(atomic.appending(path))
 
-  # Opened to append: another run's line is still there.
+  # The file was opened to append, so that the line of another run, which holds
+  # the lock, is still there to be read.
   file.seek(0)
   holder = file.read(100).strip()
   if holder and not holder.startswith("process"):
     raise ValueError(f"{path} is not the lock of a run; move it away")
+
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except (BlockingIOError, PermissionError):
@@ -77,12 +88,12 @@ def _lock(path, stack):
       f"{path.parent} is in use by {holder or 'another process'}; wait until it"
       " ends, or use another --workdir"
     ) from None
-  # Some network disks have no locks.
+  # Some network disks have no locks; a run there is better than none.
   except OSError as error:
     line = f"warning: {path} cannot be locked ({error}): start no second run"
     print(line, file=sys.stderr)
 
-  # A full disk does not matter here.
+  # The line only serves the error of another run: a full disk may lack it.
   with contextlib.suppress(OSError):
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file)

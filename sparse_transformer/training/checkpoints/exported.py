@@ -76,7 +76,7 @@ def save(
   metadata["geometry"] = json.dumps(
     dict(length=source.length, shape=source.shape)
   )
-  # Nothing of it names a path of the machine that writes it.
+  # A file may be published: it names no path of this machine.
   portable = config_lib.portable(schema.typed(config))
   metadata["config"] = json.dumps(portable.to_dict())
   metadata["crc32"] = _crc32(arrays, metadata)
@@ -84,21 +84,30 @@ def save(
 
 
 class Exported(NamedTuple):
-  """What a file holds."""
+  """What a file holds.
 
-  config: schema.Config  # without paths
-  params: dict  # of its network: nested dicts of float32 arrays
-  source: Any  # what is known of the `data.Source`, which has no examples
+  Attributes:
+    config: the experiment's, without paths and devices.
+    params: the network's parameters, nested dicts of float32 arrays.
+    source: what is known of the `data.Source`: its symbols and its shape, but
+      no examples.
+  """
+
+  config: schema.Config
+  params: dict
+  source: Any
 
 
 def load(path: str | os.PathLike) -> Exported:
-  """Reads weights that `save` wrote, or another program has saved again.
+  """Reads weights that `save` wrote, or that another program saved again.
 
-  If their CRC-32 differs, a line on standard error says so. Raises ValueError
-  if the file is damaged, or lacks the metadata or arrays that `save` writes.
+  If their CRC-32 differs, a line on standard error says so.
+
+  Raises ValueError if the file is damaged, or lacks the metadata or arrays that
+  `save` writes.
   """
   path = pathlib.Path(path)
-  # Once as read, and once as the network's arrays.
+  # Weights are in memory twice: as they are read, and as the network's arrays.
   machine.check_free(f"to read {path}", 2 * atomic.size(path))
   try:
     with safetensors.safe_open(path, "numpy") as file:
@@ -111,6 +120,7 @@ def load(path: str | os.PathLike) -> Exported:
     raise ValueError(
       f"{path} is damaged or truncated: {error}; get it again"
     ) from error
+
   if not {"config", "vocabulary", "geometry"} <= metadata.keys():
     raise ValueError(
       f"{path} is not a file of sparse_transformer.export, or was saved again"
@@ -123,15 +133,16 @@ def load(path: str | os.PathLike) -> Exported:
     )
 
   try:
-    # The data need not be there.
+    # The metadata stand for the data, which need not be on this machine.
     config, source = _described(metadata)
     model = model_lib.configure(config, source)
     shapes = model_lib.param_shapes(model)
-  # Of any kind: another program may have written anything.
+  # Any kind of error: another program may have written anything.
   except Exception as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
-  # Each layer is a view of an array that is still empty.
+  # A file has an array for each layer, and the network one for all layers: each
+  # layer is written through a view of an array that is still empty.
   params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
   views = _by_layer(model, params)
   here = {(name, x.shape) for name, x in views.items()}
@@ -148,7 +159,10 @@ def load(path: str | os.PathLike) -> Exported:
 
 
 def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
-  """CRC-32 of a file's contents: the format does not notice flipped bits."""
+  """The CRC-32 of a file's contents; the format would not notice flipped bits.
+
+  It does not depend on the order in which a program writes arrays and metadata.
+  """
   text = json.dumps(dict(metadata), sort_keys=True)
   crc = zlib.crc32(text.encode())
   for name in sorted(arrays):
@@ -158,7 +172,7 @@ def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
 
 
 def _described(metadata):
-  """The config, and what stands for the source, that metadata describe."""
+  """The config, and what stands for the data source, from a file's metadata."""
   settings = json.loads(metadata["config"])
   config = config_lib.portable(config_lib.from_json(settings, "the config"))
   vocabulary = dict(classes=()) | json.loads(metadata["vocabulary"])
@@ -172,7 +186,7 @@ def _described(metadata):
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:
-  """The path of a new file; raises ValueError unless it can be one."""
+  """Raises ValueError unless a path can be that of a new file; returns it."""
   path = pathlib.Path(path)
   if path.suffix != SUFFIX or path.is_dir() or not path.parent.is_dir():
     raise ValueError(f"{path} must be a file {SUFFIX} in a folder that exists")
@@ -180,7 +194,12 @@ def check_path(path: str | os.PathLike) -> pathlib.Path:
 
 
 def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
-  """Views of arrays that stack layers, by their names in a file."""
+  """Views of the arrays of single layers, by their names in a file.
+
+  Args:
+    model: the network's config.
+    params: its parameters, in which an array stacks the layers of a kind.
+  """
   views = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
     keys = [str(key.key) for key in path]
@@ -189,7 +208,7 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
       views[".".join(keys)] = x
       continue
 
-    # What options have for each layer is of its attention.
+    # Outside the blocks, only options of attention have arrays for each layer.
     name = ".".join(["attention"] + keys)
     if first.endswith("blocks"):
       name = ".".join([PARTS[keys[1]]] + keys[2:])

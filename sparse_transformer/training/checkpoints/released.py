@@ -1,4 +1,4 @@
-"""Weights that Jun et al. 2020 released: .npz, as their code writes them.
+"""Reads weights that Jun et al. 2020 released: .npz, as their code writes them.
 
 https://github.com/openai/distribution_augmentation
 
@@ -19,10 +19,12 @@ from sparse_transformer import atomic
 from sparse_transformer.data import files
 
 TEXT = re.compile(r"(.+\.npz)(:params)?")  # a file; its averages, or not
-SOURCE = "cifar10_distaug"  # has their validation images
-LOSS, NO_LOSS = "best_val_loss:0", 99_999  # in nats; before it is known
+SOURCE = "cifar10_distaug"  # our data source with their validation images
+# The name of the loss on these images, in nats; and its value before any.
+LOSS, NO_LOSS = "best_val_loss:0", 99_999
 STARTS = "sos_token/"
-# Their tables of start vectors, and our orders; of others, only row 0 is used.
+# The names of their tables of start vectors, and of our orders. Of tables that
+# are not listed, only row 0 is used.
 ORDERS = {
   "sos_rot": "rotation",
   "sos_c": "colors",
@@ -31,6 +33,8 @@ ORDERS = {
   "sos_js": "jigsaw",
   "sos_rd": "random:4",
 }
+# The name of an array: its layer or table, its part, which leaf of the part,
+# and which of the four copies.
 NAME = re.compile(
   r"model/(h\d+/|sos_token/)?(.*?)(/[wbg])?(/Ema/ema|/Adam(?:_1)?|):0"
 )
@@ -60,13 +64,17 @@ OURS = {
 def load(
   text: str, orders: Collection[str] = ()
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Reads the arrays that a text of the form `TEXT` names, and no others.
+  """Reads the weights of a file, averaged or as they are.
+
+  Args:
+    text: names both, in the form `TEXT`.
+    orders: `data.orders`, whose tables of start vectors are read; if empty, the
+      start is that of images that are not augmented.
 
   Returns:
-    The arrays by their names in our network, with the tables of `data.orders`,
-    or for images that are not augmented;
-    and, as JSON, where they are from: `file`, `sha256`, `arrays`, the tables of
-    `starts`, and `bits`, the file's score of its validation images.
+    (arrays, provenance): the arrays by their names in our network; and, as
+    JSON, where they are from: `file`, `sha256`, `arrays`, the tables of
+    `starts`, and `bits`, the file's score on its validation images.
 
   Raises:
     OSError: the file cannot be read.
@@ -75,8 +83,9 @@ def load(
   name, is_raw = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
   path = files.from_config(name)
   kind = "" if is_raw else "/Ema/ema"
-  # A pipe has no size.
+  # Raises ValueError for a pipe, which would be read for ever.
   atomic.size(path)
+
   arrays: dict[str, np.ndarray] = {}
   layers: dict[str, dict[int, np.ndarray]] = {}  # {name: {layer: array}}
   starts: dict[str, np.ndarray] = {}  # tables
@@ -88,7 +97,8 @@ def load(
       if not match or match[4] != kind:
         continue
 
-      # NumPy refuses to load a pickle, which could run code.
+      # A file from elsewhere is safe to read: NumPy refuses to load a pickle,
+      # which could run code.
       x = file[name]
       if x.dtype != np.float32 or not np.isfinite(x).all():
         raise ValueError(f"{name} must have finite numbers in float32")
@@ -108,12 +118,14 @@ def load(
       arrays[ours] = np.stack([by_number[i] for i in range(len(by_number))])
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
 
-  # Row 0 of each table is that of an image as it is, and their sum its start.
+  # Row 0 of each table is that of an image as it is. The start of an image is
+  # the sum of a row of each table.
   if orders:
     for part, rows in starts.items():
       arrays[f"start.{ORDERS.get(part, part)}"] = rows
   elif starts:
     arrays["start"] = sum(rows[0] for rows in starts.values())
+
   provenance: dict[str, Any] = dict(
     file=text,
     sha256=digest,

@@ -41,7 +41,7 @@ STATE = "state"
 ABOUT = "about/metadata"
 FILES = "files.json"
 VALIDATION = "validation.json"
-# Orbax ends with it the names of folders that it is writing or removing.
+# The suffix of folders that Orbax is still writing, or already removing.
 TEMPORARY = ".orbax-checkpoint-tmp"
 # The errors that show that a file is lost. After any other, such as a lack of
 # memory, the file may be intact.

@@ -16,9 +16,15 @@ Sizes = Mapping[str, int]  # the devices along each axis
 def make(
   config: schema.Config, devices: Sequence[jax.Device] | None = None
 ) -> Mesh:
-  """The mesh of an experiment on these devices; None for all, of all processes.
+  """Makes the mesh of an experiment.
 
-  Devices that are neighbors exchange the most, so `tensor` is the last axis.
+  Heads that are split exchange the most, so `tensor` is the last axis, along
+  which devices are neighbors.
+
+  Args:
+    config: the experiment's.
+    devices: the devices to use; None for those of all processes.
+
   Raises ValueError if the axes do not fit the devices.
   """
   devices = jax.devices() if devices is None else devices
@@ -32,14 +38,14 @@ def make(
 
 
 def split(mesh: Mesh, tree: Any) -> Any:
-  """Shapes and dtypes of a training state, split over a mesh.
+  """Describes how a training state is split over a mesh.
 
   Args:
     mesh: the devices.
     tree: a state, or a part of one: arrays, or their shapes and dtypes.
 
-  Returns the same tree of `jax.ShapeDtypeStruct`, each with its sharding, as
-  `model.sharding.spec` says.
+  Returns the same tree of `jax.ShapeDtypeStruct`, each with its sharding from
+  `model.sharding.spec`.
   """
 
   def shard(path, x):
@@ -50,10 +56,15 @@ def split(mesh: Mesh, tree: Any) -> Any:
 
 
 def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
-  """The devices along each axis of the mesh; an axis of -1 gets the rest.
+  """Computes how many devices lie along each axis of the mesh.
 
-  Their product is `devices`, or else a ValueError. None stands for what the
-  config asks for; with a rest, for at least the devices of this run.
+  Args:
+    config: the experiment's, where one axis may be -1, which gets what the
+      others leave.
+    devices: how many devices there are. None for as many as the axes ask for,
+      or, if one is -1, for those of this run, if they are more.
+
+  Raises ValueError unless the product of the axes is `devices`.
   """
   axes = {axis: config.mesh[axis] for axis in AXES}
 
@@ -63,6 +74,7 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   if len(rest) > 1:
     raise ValueError(f"{words}: only one axis can be -1, the devices left over")
 
+  # Without a rest, each device must have a place in the mesh.
   asked = math.prod(size for size in axes.values() if size != -1)
   if devices is None:
     devices = max(asked, jax.device_count()) if rest else asked
@@ -103,7 +115,8 @@ def check_batch(
     sizes: the devices along each axis of the mesh.
     group: "train" or "eval", whose `batch_size` it is.
   """
-  # Each device has as many sequences of each micro-batch as the others.
+  # All devices have equally many sequences of each micro-batch. Devices along
+  # the other axes work on the same sequences.
   size = config[group].batch_size
   parts = num_shards(sizes)
   words = f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
@@ -115,5 +128,5 @@ def check_batch(
 
 
 def num_shards(sizes: Sizes) -> int:
-  """Number of parts that a batch is split into."""
+  """The number of parts into which a batch is split."""
   return sizes["data"] * sizes["fsdp"]

@@ -1,9 +1,11 @@
 """Several processes that train together, each with its devices.
 
-All run the same program. Whatever steers it is decided once: by the first
-process (`decide`), or by all (`together`), so that no process waits for others
-that went another way. The first process writes files and reports errors. If one
-is lost, JAX's coordination service says so and ends the others.
+All run the same program, and wait for each other whenever they exchange
+something. Whatever steers the program is therefore decided once: by the first
+process (`decide`), or by all (`together`). Otherwise a process might wait for
+ever for others that went another way. The first process writes files and
+reports errors. If a process is lost, JAX's coordination service ends the
+others.
 """
 
 import functools
@@ -26,7 +28,11 @@ T = TypeVar("T")
 
 
 def join(coordinator: str | None, **settings: Any) -> None:
-  """Joins other processes, with settings of `jax.distributed.initialize`.
+  """Joins the other processes of a run.
+
+  Args:
+    coordinator: HOST:PORT of the first process; None if the cluster says it.
+    **settings: others of `jax.distributed.initialize`.
 
   Raises ValueError if they cannot be reached, or a setting is wrong.
   """
@@ -34,6 +40,7 @@ def join(coordinator: str | None, **settings: Any) -> None:
     port = re.fullmatch(".+:([0-9]{1,5})", coordinator)
     if not port or not 0 < int(port[1]) < 2**16:
       raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
+
   # JAX's service for preemption would take SIGTERM from `Signals`, and tells
   # other processes of no other signal: `Stops` agrees on all of them.
   jax.config.update("jax_enable_preemption_service", False)
@@ -67,11 +74,13 @@ def say(line: str) -> None:
 
 
 def decide(function: Callable[[], T]) -> T:
-  """Calls a function in the first process and broadcasts its JSON result.
+  """Calls a function in the first process; returns its result in all.
 
-  If it raises an error, all processes end, and the first one reports it.
+  The result must be JSON. If the function raises an error, all processes end,
+  and the first one reports it.
   """
-  # As JSON also in a single process, so that both cases have the same types.
+  # A single process converts the result to JSON, too: a tuple becomes a list in
+  # either case.
   value = together(lambda: function() if is_first() else None)
   return gather(value)[0]
 
@@ -88,7 +97,7 @@ def together(function: Callable[[], T]) -> T:
   except Exception as raised:
     error = raised
 
-  # No process may raise before the others know: they would wait for it.
+  # No process raises before the others know, because they would wait for it.
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   for number, text in enumerate(errors):
     if text and not is_first():
@@ -118,9 +127,11 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-  """The JSON values of all processes, in their order.
+  """Exchanges JSON values: each process gives its own, and gets all.
 
-  Each process gives its own, and waits for those of the others.
+  A process waits for those of the others.
+
+  Returns the values in the order of processes.
   """
   text = json.dumps(value)
   if not are_several():
@@ -138,15 +149,15 @@ def gather(value: Any) -> list[Any]:
 def place(
   read: Callable[[int], np.ndarray], shape: tuple[int, int], sharding: Sharding
 ) -> jax.Array:
-  """An array [B, L] on devices.
+  """Reads an array [B, L] onto devices.
 
   Args:
-    read: the row [L] of a number below B. Each process calls it for its own
-      rows, once each.
+    read: a function that returns the row [L] of a number below B. A process
+      calls it only for the rows of its own devices, once for each.
     shape: (B, L).
-    sharding: over the devices of all processes.
+    sharding: how the array is split over the devices of all processes.
   """
-  # Several devices may have the same rows.
+  # Several devices of this process may hold the same rows.
   read_once = functools.cache(read)
 
   def read_part(index):
@@ -157,10 +168,11 @@ def place(
 
 
 class Stops(Signals):
-  """Signals of all processes, which stop together.
+  """Catches the signals of all processes, so that all stop at the same step.
 
-  Each gives its signal to a maximum over all, and reads the previous one, so
-  that nothing waits. All call `check` the same number of times.
+  At each check, a process gives its signal to a maximum over all processes, and
+  reads the maximum of the check before, for which it need not wait. All
+  processes must call `check` equally often.
   """
 
   _largest: jax.Array | None = None  # of the signals of the last check
@@ -176,7 +188,8 @@ class Stops(Signals):
     if not are_several():
       return super().check()
 
-    # The largest of this check is read at the next one, when it is there.
+    # Signals have positive numbers: a maximum of 0 means that no process caught
+    # one. That of this check is read at the next one, when it is computed.
     number = signal.Signals[self.name] if self.name else 0
     before = self._largest
     self._largest = _largest(number)

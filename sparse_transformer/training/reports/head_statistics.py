@@ -17,7 +17,7 @@ from sparse_transformer.attention import bias_at, find_pairs
 from sparse_transformer.figures import masks, style
 from sparse_transformer.model import options, transformer
 
-MAX_LAYERS = 8  # that are drawn
+MAX_LAYERS = 8  # the most that are drawn
 
 Report = dict[str, Any]
 Collected = dict[int, tuple[jax.Array, jax.Array]]  # {layer: (q_BLHK, k_BLHK)}
@@ -28,11 +28,11 @@ class Head:
   """What a head attends to. A weight of -1 stands for no pair.
 
   Attributes:
-    pattern: as text.
-    pairs: of its mask.
-    entropy: of a query's weights, in bits; the mean over queries.
-    weights_L: those of one query, `masks.shown_query`.
-    cells: those of all queries, joined for a picture.
+    pattern: the head's pattern, as text.
+    pairs: how many pairs its mask has.
+    entropy: the mean over queries of the entropy of their weights, in bits.
+    weights_L: the weights of one query, `masks.shown_query`.
+    cells: the weights of all queries, joined for a picture.
   """
 
   pattern: str
@@ -45,21 +45,22 @@ class Head:
 def collect(
   model: model_lib.Config, params: Any, tokens_L: np.ndarray
 ) -> Collected:
-  """The queries and keys of some layers, in one pass of the network.
+  """Collects the queries and keys of some layers, in one pass of the network.
 
   Args:
     model: the network.
     params: its parameters.
     tokens_L: an example, integers.
 
-  Returns {layer: (q_BLHK, k_BLHK)} of at most `MAX_LAYERS` layers, spread
-  evenly; heads of a group have equal keys.
+  Returns {layer: (q_BLHK, k_BLHK)} of at most `MAX_LAYERS` layers. Heads of a
+  group have equal keys.
   """
-  # Layers at equal distances, the first and the last among them.
+  # The layers lie at equal distances; the first and the last are among them.
   num_drawn = min(MAX_LAYERS, model.num_layers)
   spread = np.linspace(0, model.num_layers - 1, num_drawn)
   drawn = spread.round().astype(int)
-  # Where each layer is kept; the others are out of bounds, and dropped.
+  # The slot that keeps each layer. Layers that are not drawn have one out of
+  # bounds, where JAX drops what is written.
   slots = np.full(model.num_layers, num_drawn)
   slots[drawn] = np.arange(num_drawn)
 
@@ -102,7 +103,10 @@ def collect(
 def weigh(
   model: model_lib.Config, params: Any, collected: Collected
 ) -> Iterator[tuple[int, list[Head]]]:
-  """What heads attend to, by the definition of their patterns.
+  """Computes what heads attend to, by the definition of their patterns.
+
+  It does so with dense matrices, apart from the backends: a picture shows what
+  a pattern means, not how it is executed.
 
   Args:
     model: the network.
@@ -111,6 +115,8 @@ def weigh(
 
   Yields (layer, its heads) for each layer.
   """
+  # Options of the network, such as rotary positions or sinks, change queries
+  # and keys and add to the scores.
   arrays = options.arrays(model, params)
   for layer, (q_BLHK, k_BLHK) in collected.items():
     patterns = model.patterns[layer]
@@ -146,7 +152,8 @@ def weigh(
 
 
 def _measure(pattern, scores_LM, mask_LM, sink):
-  # The sink is one more key.
+  """The `Head` with these scores and pairs; a sink of -inf stands for none."""
+  # A sink is one more key, which all queries see, with a constant score.
   margin = (0, 0), (0, 1)
   has_sink = sink > -np.inf
   scores = jnp.pad(
@@ -161,7 +168,7 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   )
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
-  # In bits, of the queries that have keys.
+  # The mean is over the queries that have keys; the sink adds to the entropy.
   entropy_L = entr(weights).sum(1) / math.log(2)
   entropies = entropy_L[mask_LM.any(1)]
   weights_LM = weights[:, :-1]
@@ -176,7 +183,11 @@ def _measure(pattern, scores_LM, mask_LM, sink):
 
 
 def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """Cells of [n, n]: means over queries of sums over keys; -1 for no pairs."""
+  """Joins weights [n, n] into the cells of a picture.
+
+  A cell has the mean over its queries of the sum over its keys: rows of cells
+  sum to 1, as those of weights do. Cells without a pair are -1.
+  """
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
   keys = np.diff(starts, append=len(weights))
@@ -187,10 +198,15 @@ def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def draw_heads(
   title: str, heads: Sequence[Head], shape: Sequence[int]
 ) -> "style.Figure":
-  """A figure with a column for each head of a layer, at most the first 12.
+  """Draws a column for each head of a layer, at most the first 12.
 
-  Above are the weights of one query, in the `shape` of the data, rows first;
-  below, the weights of all queries, one per row.
+  Above are the weights of one query, in the shape of the data; below, those of
+  all queries, a row for each.
+
+  Args:
+    title: of the figure.
+    heads: from `weigh`.
+    shape: that of the data, rows first.
   """
   heads = heads[: masks.MAX_PANELS]
   n = len(heads[0].weights_L)
@@ -228,7 +244,14 @@ def draw_heads(
 
 
 def paint(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
-  """RGB image of weights, relative to `largest`, which broadcasts."""
+  """Paints weights: the darker, the larger; white for no pair.
+
+  Args:
+    weights: of any shape; those below 0 stand for no pair.
+    largest: what is darkest; it broadcasts to the weights.
+
+  Returns uint8, with RGB as one more axis.
+  """
   share = weights.clip(0) / np.maximum(largest, 1e-30)
   pale = style.rgb(style.PALER)
   dark = style.rgb(style.DARK)
@@ -262,13 +285,14 @@ def draw(
       "what heads attend to cannot be drawn for a run with data.documents"
     )
 
-  # What it says must not be of other pictures, even for a moment.
+  # The old report goes first, since it must never lie beside new pictures.
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "attention.json").unlink(missing_ok=True)
 
   n = min(len(tokens_L), masks.MAX_LENGTH)
-  # A classifier's keys depend on later symbols.
+  # A classifier's keys depend on later symbols, so that it needs all of them;
+  # other networks have the same keys without.
   used_L = tokens_L if model.classifies else tokens_L[:n]
   collected = {
     layer: (q_BLHK[:, :n], k_BLHK[:, :n])

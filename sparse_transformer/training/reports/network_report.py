@@ -1,4 +1,4 @@
-"""What `explain` says about a config: costs, and what positions see."""
+"""The report of `explain` on a config: its costs, and what positions see."""
 
 import collections
 import dataclasses
@@ -21,7 +21,8 @@ from sparse_transformer.patterns import analysis
 from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 
-# Platforms, and the compute capability of GPUs.
+# Devices for which the report names a backend: their platform, and the compute
+# capability of GPUs.
 DEVICES = {
   "h100": ("cuda", 9.0),
   "a100": ("cuda", 8.0),
@@ -33,43 +34,65 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-  """The costs of the heads with one pattern, in equal layers."""
+  """The costs of the heads with one pattern, in equal layers.
+
+  Attributes:
+    layers, heads: which they are.
+    pairs: the pairs of one head; the most there can be, if content decides.
+    computed: the scores that are computed for one head.
+    keys_max: the most keys of a query.
+    executor: what runs them, and `tile`, the size of its tiles.
+    cache: how many keys decoding keeps in each of `num_key_heads` key heads;
+      None if the pattern is not causal.
+  """
 
   pattern: str
   layers: list[int]
   heads: list[int]
-  pairs: int  # of one head; the most, if the content decides
-  computed: int  # scores, of one head
+  pairs: int
+  computed: int
   keys_max: int
   executor: str
   tile: list[int]
-  # Keys that decoding keeps in each of some key heads; None if not causal.
   cache: int | None
   num_key_heads: int
 
   @property
   def total_heads(self) -> int:
+    """The number of such heads in all layers."""
     return len(self.layers) * len(self.heads)
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """All that is said; `dataclasses.asdict` of it is JSON."""
+  """All that is reported; `dataclasses.asdict` makes JSON of it.
 
-  network: dict[str, Any]  # its sizes, and numbers of parameters
+  Attributes:
+    network: its sizes, and the numbers of its parameters.
+    executors: what would run attention on each of `DEVICES`, and why.
+    reach, may_see: from `find_reach`.
+    flops: the FLOPs per token of a step.
+    mesh: the devices along each axis.
+    memory: the bytes of the training state on one device.
+    cache: the bytes of keys and values to decode a sequence; None if a cache is
+      impossible.
+    compiled: the bytes that the compiled step needs; None if it was not.
+  """
+
+  network: dict[str, Any]
   attention: list[Attention]
-  executors: dict[str, str]  # what would run attention on `DEVICES`, and why
-  reach: analysis.Reach  # by static pairs
-  may_see: int | None  # layers, with all pairs that content may choose
-  flops: dict[str, float]  # per token
+  executors: dict[str, str]
+  reach: analysis.Reach
+  may_see: int | None
+  flops: dict[str, float]
   mesh: dict[str, int]
-  memory: dict[str, int]  # of the state on one device
-  cache: int | None  # bytes, for decoding; None if that is impossible
-  compiled: dict[str, int] | None = None  # memory of the compiled step
+  memory: dict[str, int]
+  cache: int | None
+  compiled: dict[str, int] | None = None
 
 
 def describe(config: schema.Config, model: model_lib.Config) -> Report:
-  """The costs and reach of a network in an experiment.
+  """Computes the costs and the reach of a network in an experiment.
 
   Raises ValueError if the mesh does not fit, or the backend cannot run a
   pattern.
@@ -103,10 +126,13 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
 
 
 def _attention(config, model):
+  """Yields an `Attention` for each pattern of each distinct layer."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
-  # Equal layers have one row, and heads of a layer a row for each pattern.
+
+  # Equal layers have one request, and its heads one description for each
+  # pattern.
   for request in costs.attention_requests(config, model):
     for description in describe_attention(request, model.backend):
       yield Attention(
@@ -124,6 +150,7 @@ def _attention(config, model):
 
 
 def _choice(config, model, device):
+  """What would run attention on a device that need not be here, and why."""
   with platforms.targeting(*device):
     try:
       requests = costs.attention_requests(config, model)
@@ -149,6 +176,7 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
+  """The bytes of a cache for one sequence; None if decoding cannot have one."""
   if model.classifies or model.separator is not None:
     return None
 
@@ -173,6 +201,7 @@ COLUMNS = (
   "computed / needed",
   "cached keys",
 )
+# Ends the table of attention.
 NOTE = """
 computed / needed: pairs in the computed tiles, divided by those of the pattern;
 1 is the best possible. Where the content decides, pairs are the most there can
@@ -188,6 +217,7 @@ def render(report: Report) -> str:
   )
   if report.network["active_parameters"] < report.network["parameters"]:
     title += ", {active_parameters:,} of them active for a token"
+
   shape = " x ".join(map(str, report.network["shape"]))
   parts = [
     title.format(**report.network | dict(shape=shape)),
@@ -202,6 +232,7 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
+  """The table of attention, with all heads together in the last row."""
   yield COLUMNS
   network = report.network
   n = network["length"]
@@ -229,11 +260,13 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
 
 
 def _amounts(pairs, computed, queries):
+  """The pairs, their mean per query, and computed / needed, as text."""
   ratio = computed / max(1, pairs)
   return f"{pairs:,}", f"{pairs / queries:,.1f}", f"{ratio:.2f}"
 
 
 def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
+  """What positions see, and how that was checked."""
   reach = report.reach
   n = report.network["length"]
   checked = f"checked: every pair of {reach.positions:,} positions"

@@ -278,9 +278,8 @@ class Run:
       self.changes(config_lib.TO_READ_OTHER_DATA)
     else:
       self.changes(config_lib.TO_READ)
-
-    if with_data and not self.has_other_data:
-      self.saved.check_data(self.step, source.digest())
+      if with_data:
+        self.saved.check_data(self.step, source.digest())
     self.saved.check_symbols(self.step, source)
     return self.saved.restore(self.experiment.like, self.step)
 

@@ -26,28 +26,46 @@ from sparse_transformer.training.experiment import Experiment
 
 MAX_SECONDS = 300  # of a check, which usually takes a few
 DRIVER = pathlib.Path("/proc/driver/nvidia/version")
-# Memory may be free another time; that of a block or core never is.
+# Parts of faults that may pass: the memory of the device may be free another
+# time, and so a process not be killed. That of a block or core is never larger.
 PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
-  """Makes "auto" avoid what does not compute here what plain XLA does.
+  """Makes "auto" avoid executors whose results here differ from plain XLA's.
 
-  Prints a line on standard error for each executor that is avoided. Returns the
-  experiment, for which it is called before devices are used.
+  Prints a line on standard error for each of them.
+
+  Args:
+    experiment: whose network will run; devices should not be in use yet.
+
+  Returns the experiment.
   """
   registry.avoid({})
-  config, model, failed = experiment.config, experiment.model, []
-  requests = lambda: costs.attention_requests(config, model)
+  config = experiment.config
+  model = experiment.model
   if config.attention.backend != "auto" or not config.attention.check:
     return experiment
+
+  # They name the platform, for which JAX must use the devices: only a process
+  # that checks may call this.
+  requests = lambda: costs.attention_requests(config, model)
   is_used = xla_bridge.backends_are_initialized()
   is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
-  verdicts = _verdicts if is_used else _verdicts_of_process
-  while (last := [*verdicts(requests)][-1:]) and last[0][2]:
-    failed += last
-    names = [name for name, _, _ in failed]
-    registry.avoid(dict.fromkeys(names, "it failed its check"))
+  check = _verdicts if is_used else _verdicts_of_process
+
+  # A check ends at the first fault. Then "auto" chooses others, which are
+  # checked in turn.
+  failed = []
+  avoided = {}
+  while verdicts := list(check(requests)):
+    name, path, faults = verdicts[-1]
+    if not faults:
+      break
+    failed.append((name, path, faults))
+    avoided[name] = "it failed its check"
+    registry.avoid(avoided)
+
   for name, path, faults in failed:
     chosen = (registry.resolve("auto", x) for x in requests())
     kept = f"{path} has this verdict" if path.exists() else "it is not kept"
@@ -56,16 +74,28 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
       f" {name}, which failed its check: {'; '.join(faults)}; {kept}",
       file=sys.stderr,
     )
+
   return experiment
 
 
 def _verdicts(requests):
-  """(executor, file of the verdict, its faults or None before a check)."""
+  """Checks executors in this process, until one has faults.
+
+  Args:
+    requests: a function that returns those of the network.
+
+  Yields (executor, file of its verdict, faults). Before a check that may end
+  the process, faults are None.
+  """
   for request in requests():
+    # Plain XLA is what others are compared with. It is checked only in place of
+    # one that failed, when something may be wrong with the device.
     name = registry.resolve("auto", request)
     if name in registry.PLAIN and not registry.avoided():
       continue
-    # A verdict is of few sequences on one device.
+
+    # A single sequence on one device takes little time and memory, and its
+    # verdict serves all sizes of batches and meshes.
     request = dataclasses.replace(request, batch=1, tile=0, split=Split())
     path = _path(name, request)
     try:
@@ -73,50 +103,69 @@ def _verdicts(requests):
     except (OSError, ValueError):
       yield name, path, None
       faults = _kept(path, verify_request(request, name).faults)
+
     yield name, path, faults
     if faults:
       return
 
 
 def _verdicts_of_process(requests):
-  """`_verdicts` of a process of its own, whose end may be the last of them."""
-  fork, last = multiprocessing.get_context("fork"), None
+  """Yields `_verdicts` of another process, the end of which is one as well."""
+  fork = multiprocessing.get_context("fork")
   ours, theirs = fork.Pipe(duplex=False)
   child = fork.Process(target=_send, args=(theirs, requests), daemon=True)
   child.start()
+
+  # With only one open copy of its end, the pipe ends when the child does.
   theirs.close()
+  last = None
   with contextlib.suppress(EOFError):
     while True:
-      yield (last := ours.recv())
+      last = ours.recv()
+      yield last
   child.join()
+
+  # If it ended within a check, that is the verdict.
   if last and last[2] is None:
+    name, path, _ = last
     fault = f"its process ended with status {child.exitcode}"
     if child.exitcode == -signal.SIGALRM:
       fault = f"it took more than {MAX_SECONDS} seconds"
-    yield *last[:2], _kept(last[1], [fault])
+    yield name, path, _kept(path, [fault])
   elif child.exitcode:
     print("warning: kernels cannot be checked", file=sys.stderr)
 
 
 def _send(pipe, requests):
-  with open(os.devnull, "w") as nowhere:  # what a crash prints
+  """Sends `_verdicts` through a pipe; the main function of the process."""
+  # The traces of a crash would look like those of the run.
+  with open(os.devnull, "w") as nowhere:
     os.dup2(nowhere.fileno(), 2)
+
+  # The run will need the memory that is left.
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   try:
     jax.devices()
-  except Exception:  # which the parent process will raise
+  # The run will raise the same error, and say what it means.
+  except Exception:
     return
+
+  # A kernel that hangs never returns to Python: only the default action of the
+  # signal, which ends the process, can stop it.
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
-  signal.alarm(MAX_SECONDS)  # ends the process
+  signal.alarm(MAX_SECONDS)
   for verdict in _verdicts(requests):
     pipe.send(verdict)
     signal.alarm(MAX_SECONDS)
 
 
 def _kept(path, faults):
+  """Writes a verdict into its file, unless it may pass; returns the faults."""
   if any(x in fault for x in PASSING for fault in faults):
     return faults
-  with contextlib.suppress(OSError):  # it will be checked again
+
+  # Without the file, the next run checks again.
+  with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_json(path, faults)
   return faults

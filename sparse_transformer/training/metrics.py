@@ -190,9 +190,10 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
-      names = {"step"}.union(NEEDED.get(line["split"], ()))
-      names |= NUMBERS & line.keys()
-      if all(isinstance(line[x], int | float) for x in names):
+      needed = NEEDED.get(line["split"], ())
+      present = NUMBERS & line.keys()
+      numbers = {"step"}.union(needed, present)
+      if all(isinstance(line[name], int | float) for name in numbers):
         lines.append(line)
 
   return lines

@@ -43,7 +43,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   changed, attention = _changed(source.config, experiment)
   for name, there in source.meanings.items():
     here = getattr(experiment.source, name)
-    if there and here and there not in (here, list(here)):
+    # Either may be unknown, and JSON has a list in place of a tuple.
+    if there and here and list(there) != list(here):
       changed.append(f"{name} of data={here} here, but {there} there")
 
   state = experiment.first_state()

@@ -175,13 +175,22 @@ def _described(metadata):
   """The config, and what stands for the data source, from a file's metadata."""
   settings = json.loads(metadata["config"])
   config = config_lib.portable(config_lib.from_json(settings, "the config"))
-  vocabulary = dict(classes=()) | json.loads(metadata["vocabulary"])
+  vocabulary = json.loads(metadata["vocabulary"])
   geometry = json.loads(metadata["geometry"])
-  source = types.SimpleNamespace(**vocabulary, **geometry)
-  source.vocab_size = source.size
-  source.scans = data.make_scans(config.data.orders, source.shape)
-  if source.length not in (config.data.length, math.prod(source.shape)):
-    raise ValueError(f"length={source.length} is not that of the config")
+  length = geometry["length"]
+  shape = geometry["shape"]
+  if length not in (config.data.length, math.prod(shape)):
+    raise ValueError(f"{length=} is not that of the config")
+
+  source = types.SimpleNamespace(
+    length=length,
+    shape=shape,
+    vocab_size=vocabulary["size"],
+    symbols=vocabulary["symbols"],
+    separator=vocabulary["separator"],
+    classes=vocabulary.get("classes", ()),
+    scans=data.make_scans(config.data.orders, shape),
+  )
   return config, source
 
 

@@ -354,18 +354,27 @@ class Saver:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: object
   ) -> list[bool]:
-    """Tells Orbax which checkpoints to keep, once the last is complete."""
+    """Tells Orbax which checkpoints to keep, once the last is complete.
+
+    Args:
+      checkpoints: Orbax's descriptions, with `step` and `metrics`.
+      context: Orbax's.
+
+    Returns whether each of them is kept.
+    """
+    # The new one cannot be read yet: its folder gets its name later.
     new = checkpoints[-1]
-    # The new one is not read: its folder has no name yet.
     bits = self.saved.validations()
     if new.metrics is not None:
       bits[new.step] = new.metrics
-
-    # Incomplete checkpoints belong to somebody else, and stay.
-    steps = sorted({new.step}.union(self.saved.steps()))
     best = min(bits, key=bits.__getitem__, default=None)
-    kept = set(steps[-self._keep :]) | {best}
-    return [x.step in kept or x.step not in steps for x in checkpoints]
+
+    # Orbax also names folders that no run has completed. They belong to
+    # somebody else, and stay.
+    complete = {new.step}.union(self.saved.steps())
+    latest = sorted(complete)[-self._keep :]
+    deleted = complete.difference(latest, [best])
+    return [checkpoint.step not in deleted for checkpoint in checkpoints]
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:
     """Starts to save a step, as Orbax's manager does."""

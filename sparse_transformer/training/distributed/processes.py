@@ -137,12 +137,16 @@ def gather(value: Any) -> list[Any]:
   if not are_several():
     return [json.loads(text)]
 
-  # Spaces after a JSON value mean nothing.
-  longest = multihost_utils.process_allgather(np.int32(len(text))).max()
-  # Each size compiles a program, hence powers of two.
-  width = max(1024, 1 << (int(longest) - 1).bit_length())
-  padded = np.frombuffer(text.ljust(width).encode(), np.uint8)
-  rows = multihost_utils.process_allgather(padded)
+  # Arrays that are exchanged must have one size, and each size compiles a
+  # program: it is a power of two, at least 1024.
+  size = np.int32(len(text))
+  longest = int(multihost_utils.process_allgather(size).max())
+  width = max(1024, 1 << (longest - 1).bit_length())
+
+  # JSON text is ASCII, one byte per character; spaces after it mean nothing.
+  padded = text.ljust(width).encode()
+  characters = np.frombuffer(padded, np.uint8)
+  rows = multihost_utils.process_allgather(characters)
   return [json.loads(row.tobytes()) for row in rows]
 
 
@@ -201,14 +205,19 @@ class Stops(Signals):
 def _largest(number):
   """The largest of the numbers of all processes, without waiting for it."""
   mesh = jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,))
+  one_each = NamedSharding(mesh, PartitionSpec("all"))
+  whole = NamedSharding(mesh, PartitionSpec())
+
+  # Each device gives the number of its process, and gets the maximum.
   numbers = jax.make_array_from_callback(
     shape=(mesh.size,),
-    sharding=NamedSharding(mesh, PartitionSpec("all")),
+    sharding=one_each,
     data_callback=lambda _: np.array([number], np.int32),
   )
-  return _maximum(NamedSharding(mesh, PartitionSpec()))(numbers)
+  return _maximum(whole)(numbers)
 
 
+# A cache, because each call of `jax.jit` would compile another program.
 @functools.cache
 def _maximum(whole):
   return jax.jit(jnp.max, out_shardings=whole)

@@ -307,16 +307,23 @@ def _amount(source, tally, min_context):
 
 
 def _details(source, split, tally):
-  match source:
-    case data.Images(optimum=float(optimum)):
-      return dict(optimum=optimum)
-    case data.Images(shape=(_, _, channels)) if channels > 1:
+  """The fields of a `Score` that only some kinds of data have."""
+  if isinstance(source, data.Images):
+    if source.optimum is not None:
+      return dict(optimum=source.optimum)
+    channels = source.shape[2]
+    if channels > 1:
       return dict(by_channel=tally.means(channels).tolist())
-    case data.Sequences(classes=names) if names:
-      return dict(classes=list(names))
-    # Each token is scored once, from the first.
-    case data.Stream() if num := source.num_bytes(split, tally.tokens):
-      return dict(bits_per_byte=float(tally.bits_L.sum()) / num)
+
+  elif isinstance(source, data.Sequences):
+    if source.classes:
+      return dict(classes=list(source.classes))
+
+  # The scored tokens are the first ones of the split, each scored once.
+  elif num_bytes := source.num_bytes(split, tally.tokens):
+    bits = float(tally.bits_L.sum())
+    return dict(bits_per_byte=bits / num_bytes)
+
   return {}
 
 

@@ -213,10 +213,15 @@ def _pixels(symbols, source):
   height, columns, channels = source.shape
   frames = source.frames
   rows = height // frames
+
+  # Symbols are levels at equal distances, from black to white.
   shades = symbols * 255.0 / (source.vocab_size - 1)
-  clips = shades.round().astype(np.uint8)
-  clips = clips.reshape(-1, frames, rows, columns, channels)
-  return clips.swapaxes(1, 2).reshape(-1, rows, frames * columns, channels)
+  pixels = shades.round().astype(np.uint8)
+
+  # The data have frames below each other, pictures beside each other.
+  clips = pixels.reshape(-1, frames, rows, columns, channels)
+  beside = clips.swapaxes(1, 2)
+  return beside.reshape(-1, rows, frames * columns, channels)
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:

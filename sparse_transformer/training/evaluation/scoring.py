@@ -157,9 +157,17 @@ def score(
       num = min(batch_size, len(windows) - start)
       tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
       with jax.set_mesh(cast(Mesh, sharding.mesh)):
-        nats_BL, *hits_B = jax.tree.leaves(losses(tokens_BL))
-      arrays = process_allgather((nats_BL, scored_BL, *hits_B), tiled=True)
-      tally.add(*(x[:num] for x in arrays))
+        nats_BL = losses(tokens_BL)
+      # A classifier's losses come with whether the labels are predicted.
+      hits_B = None
+      if isinstance(nats_BL, tuple):
+        nats_BL, hits_B = nats_BL
+
+      # Each process adds up the whole batch, without the rows that fill it.
+      batch = process_allgather((nats_BL, scored_BL, hits_B), tiled=True)
+      batch = jax.tree.map(lambda x, num=num: x[:num], batch)
+      nats_BL, scored_BL, hits_B = batch
+      tally.add(nats_BL, scored_BL, hits_B)
       advance(num)
 
   return tally

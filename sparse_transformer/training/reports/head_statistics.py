@@ -69,14 +69,15 @@ def collect(
     network = transformer.bind(model, params)
 
     def attend(kept, layer, index, inputs):
+      # Layers are scanned: `index` counts the periods before, and `layer` is
+      # the place in a period.
       number = layer + model_lib.period(model) * index
       slot = jnp.asarray(slots)[number]
+
       # Heads of a group share their keys.
-      q_BLHK = inputs.q_BLHK
-      k_BLGK = inputs.k_BLGK
-      group = q_BLHK.shape[2] // k_BLGK.shape[2]
-      k_BLHK = jnp.repeat(k_BLGK, group, axis=2)
-      both = jnp.stack([q_BLHK, k_BLHK])
+      group = model.num_heads // model.num_key_heads
+      k_BLHK = jnp.repeat(inputs.k_BLGK, group, axis=2)
+      both = jnp.stack([inputs.q_BLHK, k_BLHK])
       kept = kept.at[slot].set(both, mode="drop")
       return network.attend(kept, layer, index, inputs)
 

@@ -160,19 +160,25 @@ def _choice(config, model, device):
 
 
 def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
-  """The reach by static pairs, and the layers to see all with any that may be.
+  """Measures after how many layers positions see all before them.
 
-  The second is None if no pattern is content-based, or if it is never.
+  Returns:
+    (reach, may_see): the reach by static pairs, which positions always see; and
+    the number of layers with all pairs that content may choose. The second is
+    None if no pattern is content-based, or if no number of layers suffices.
   """
-  layers = model.patterns
-  n = model.length
-  measure = analysis.measure_reach
-
   # What content chooses is less than its support, and may be nothing.
-  static = tuple(tuple(p.static_part() for p in heads) for heads in layers)
-  support = tuple(tuple(p.support() for p in heads) for heads in layers)
-  may_see = None if support == layers else measure(support, n).layers
-  return measure(static, n), may_see
+  static = []
+  support = []
+  for heads in model.patterns:
+    static.append([pattern.static_part() for pattern in heads])
+    support.append(tuple(pattern.support() for pattern in heads))
+  reach = analysis.measure_reach(static, model.length)
+
+  may_see = None
+  if support != list(model.patterns):
+    may_see = analysis.measure_reach(support, model.length).layers
+  return reach, may_see
 
 
 def _cache_bytes(model, rows):
@@ -288,20 +294,27 @@ def _everything(layers):
 
 
 def _sum_rows(report):
+  """FLOPs and bytes, each sum with its parts below it."""
   devices = math.prod(report.mesh.values())
   along = ", ".join(f"{x}={y}" for x, y in report.mesh.items() if y > 1)
   of_one = f"per device of {devices} ({along})" if along else "per device"
+
   for title, remark, parts, form in (
     ("FLOPs", "per token of a step", report.flops, "{:,.0f}".format),
     ("memory", f"{of_one}, without activations", report.memory, tables.size),
     ("compiled", f"{of_one}, of the whole step", report.compiled, tables.size),
   ):
-    if parts:
-      yield ("",)
-      yield title, form(parts["total"]), remark
-      yield from ((f"  {x}", form(parts[x])) for x in parts if x != "total")
+    if not parts:
+      continue
+    yield ("",)
+    yield title, form(parts["total"]), remark
+    for name, amount in parts.items():
+      if name != "total":
+        yield f"  {name}", form(amount)
+
   yield ("",)
-  if (size := report.cache) is None:
+  if report.cache is None:
     yield "cache", "none", "a label, documents, or queries see later keys"
   else:
-    yield "cache", tables.size(size), "keys and values to decode a sequence"
+    size = tables.size(report.cache)
+    yield "cache", size, "keys and values to decode a sequence"

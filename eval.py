@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   from sparse_transformer.training.evaluation import evaluations
 
   requests = [
-    evaluations.Request(
+    evaluations.ScoreRequest(
       split=args.split,
       min_context=context,
       weights=args.weights,
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     for context in contexts
   ]
   # Each score is printed when it is known: others may take hours.
-  overrides = cli.overrides(exact=True)
+  overrides = cli.overrides(in_float32=True)
   for score in evaluations.evaluate_run(
     args.workdir, args.step, overrides, requests
   ):

@@ -223,14 +223,14 @@ class Integers(flags.IntegerParser):
 config_flags.register_flag_parser_for_type(int, Integers())
 
 
-def overrides(exact: bool = False) -> dict[str, Any]:
+def overrides(in_float32: bool = False) -> dict[str, Any]:
   """The fields of --config that flags set: {"group.field": value}.
 
   Args:
-    exact: whether to add float32 as `model.dtype`, unless a flag sets it.
+    in_float32: whether to add float32 as `model.dtype`, unless a flag sets it.
   """
   values = config_flags.get_override_values(flags.FLAGS["config"])
-  return {"model.dtype": "float32"} | values if exact else values
+  return {"model.dtype": "float32"} | values if in_float32 else values
 
 
 def _report(problem, report=sys.unraisablehook):

@@ -19,8 +19,8 @@ from sparse_transformer.schema import Affects, Config
 # commands that read a run.
 Allowed = Collection[Affects]
 TO_RESUME: Allowed = ("nothing", "machine")
-TO_CHANGE: Allowed = (*TO_RESUME, "updates", "scores")
-TO_READ: Allowed = (*TO_CHANGE, "start", "rounding")
+WITH_ALLOW_CHANGES: Allowed = (*TO_RESUME, "updates", "scores")
+TO_READ: Allowed = (*WITH_ALLOW_CHANGES, "start", "rounding")
 # The same for commands that are given other data than the run's.
 TO_READ_OTHER_DATA: Allowed = (*TO_READ, "data")
 # The fields that leave the scores of given weights as they are.
@@ -190,7 +190,7 @@ def compare(
   refused = [x for x in changes if schema.affects(x) not in allowed]
   if refused:
     values = [f"{x} ({old[x]!r} there, {new[x]!r} now)" for x in refused]
-    can_change = all(schema.affects(x) in TO_CHANGE for x in refused)
+    can_change = all(schema.affects(x) in WITH_ALLOW_CHANGES for x in refused)
     raise ValueError(
       f"{place} is from a run with another config: {', '.join(values)}; use"
       f" {'--allow_changes, ' * can_change}another --workdir, or the same"

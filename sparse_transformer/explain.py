@@ -70,7 +70,7 @@ def _draw_heads(args):
   from sparse_transformer.training.experiment import open_run
   from sparse_transformer.training.reports import head_statistics
 
-  run = open_run(args.workdir, cli.overrides(exact=True), args.step)
+  run = open_run(args.workdir, cli.overrides(in_float32=True), args.step)
   experiment = run.experiment
   kernel_check.avoid_wrong(experiment)
   model = experiment.model

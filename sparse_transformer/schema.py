@@ -93,17 +93,26 @@ NAMES = items(
 )
 
 
-# What changes with the value of a field. `config` says which of these may
-# change when a run resumes, or is read.
+# What changes with the value of a field, and so who may change it: `config` has
+# the same as sets, for a run that resumes and for commands that read a run.
 Affects = Literal[
-  "nothing",  # how a run logs and keeps what it computes
-  "machine",  # nothing either, but other machines have other paths and devices
-  "start",  # no score of given weights, only how they come about: at first
-  "updates",  # the same, from any step on
-  "scores",  # updates, and what given weights score
+  # How a run logs and keeps what it computes: any resumed run may change it.
+  "nothing",
+  # Paths and devices, which differ between machines: likewise.
+  "machine",
+  # How weights come about at first: no resumed run may; commands may.
+  "start",
+  # How weights come about from any step on: with --allow_changes.
+  "updates",
+  # Updates, and what given weights score: with --allow_changes.
+  "scores",
+  # Results only in their last digits: where a run is read.
   "rounding",
-  "data",  # which data, if their symbols mean the same
-  "all",  # what the network is, and what it is trained on
+  # Which data, if their symbols mean the same: where a run is read, and given
+  # other data.
+  "data",
+  # What the network is, and what it is trained on: never.
+  "all",
 ]
 
 
@@ -387,6 +396,8 @@ class Eval(Group):
     2000, "steps between validations; 0: after the last", affects="nothing"
   )
   batch_size: int = field(16, "sequences of a batch", SIZE, affects="nothing")
+  # Weights do not depend on it, but validations before and after a change could
+  # not be compared, nor the best step chosen.
   sequences: int = field(
     256, "validation sequences during training; 0: all", affects="updates"
   )

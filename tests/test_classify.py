@@ -150,7 +150,7 @@ def test_accuracy_is_the_share_of_labels_predicted(run):
   workdir, config = run
   source = Experiment(config).source
   opened = open_run(workdir)
-  state, request = opened.restore(), evaluations.Request("validation")
+  state, request = opened.restore(), evaluations.ScoreRequest("validation")
   score, params = evaluations.evaluate(opened, state, request), state.ema
   examples = np.stack(list(source.examples("validation")))
   logits_BC = np.asarray(Experiment(config).apply(params, examples))

@@ -18,7 +18,10 @@ from sparse_transformer.data import SPLITS
 from sparse_transformer.training import loop, step as step_lib
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.evaluation import evaluations
-from sparse_transformer.training.evaluation.evaluations import Request, evaluate
+from sparse_transformer.training.evaluation.evaluations import (
+  ScoreRequest,
+  evaluate,
+)
 from sparse_transformer.training.experiment import Experiment, open_run
 
 
@@ -353,7 +356,7 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   )
   runs.untrained(tmp_path, config, with_random_params)
   run = open_run(tmp_path)
-  score = evaluate(run, run.restore(), Request(weights="params"))
+  score = evaluate(run, run.restore(), ScoreRequest(weights="params"))
   assert len(set(score.by_channel)) == 3
   mean = np.mean(score.by_channel)
   assert score.bits_per_dim == pytest.approx(mean, rel=1e-6)

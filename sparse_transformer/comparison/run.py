@@ -30,7 +30,7 @@ def score(argv: Sequence[str]) -> None:
     flags.FLAGS.workdir,
     steps=["best"],
     overrides={"model.dtype": "float32"},
-    requests=[evaluations.Request("validation")],
+    requests=[evaluations.ScoreRequest("validation")],
   ):
     print(made.sentence())
 

@@ -38,7 +38,7 @@ def run_all(trials: Sequence[Trial], parts: Parts) -> None:
   """
   tasks = []
   for trial in trials:
-    if _last(trial) == ENDED or _has_diverged(trial):
+    if _ended_as(trial) == ENDED or _has_diverged(trial):
       continue  # `score_all` scores it where that was not done
 
     flags = config_lib.overrides(trial.plan.preset, trial.config)
@@ -61,7 +61,7 @@ def run_all(trials: Sequence[Trial], parts: Parts) -> None:
 
 
 def _has_diverged(trial):
-  return trial.seed is None and _last(trial) == DIVERGED
+  return trial.seed is None and _ended_as(trial) == DIVERGED
 
 
 def _has_failed(trial):
@@ -72,7 +72,7 @@ def score_all(trials: Iterable[Trial], split: str, parts: Parts) -> None:
   """Scores the best checkpoints on a split, where that was not done yet."""
   tasks = []
   for trial in trials:
-    if _last(trial) == ENDED and not evaluation(trial, split):
+    if _ended_as(trial) == ENDED and not evaluation(trial, split):
       flags = [f"--split={split}", "--step=best"]
       tasks.append(_job(trial, "eval.py", flags, remark=f": {split}"))
   jobs.call(tasks, parts)
@@ -89,7 +89,7 @@ def _job(trial, script, flags, remark=""):
   return jobs.Job(label, trial.workdir, command)
 
 
-def _last(trial: Trial) -> str | None:
+def _ended_as(trial: Trial) -> str | None:
   """What the last line of a run's metrics is about; None if it has none.
 
   Raises ValueError if the folder holds a run with another config.

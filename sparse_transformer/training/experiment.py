@@ -313,7 +313,7 @@ def open_run(
   changes = config_lib.compare(
     before=made,
     after=config_lib.read_config(workdir),
-    allowed=config_lib.TO_CHANGE,
+    allowed=config_lib.WITH_ALLOW_CHANGES,
     place=f"checkpoint {saved.path(step)}",
   )
 

@@ -91,8 +91,9 @@ def train(
       process before its last step. The learning rate then follows the clock, so
       that a resumed run is not the same bit for bit.
     allow_changes: whether a run that resumes may change the fields that affect
-      what is in `config.TO_CHANGE`, such as the learning rate. Its weights then
-      differ from those of a run that has the new values from the start.
+      what is in `config.WITH_ALLOW_CHANGES`, such as the learning rate. Its
+      weights then differ from those of a run that has the new values from the
+      start.
     on_metrics: see `metrics.Writer`.
     profile: consecutive steps, counted from 1, see `Profile`.
 
@@ -108,7 +109,9 @@ def train(
   """
   workdir_lib.check_folder(workdir, workdir_lib.COMPARISON, "a comparison")
   workdir = pathlib.Path(workdir)
-  allowed = config_lib.TO_CHANGE if allow_changes else config_lib.TO_RESUME
+  allowed = config_lib.TO_RESUME
+  if allow_changes:
+    allowed = config_lib.WITH_ALLOW_CHANGES
 
   # From here on signals are caught, so that a run stops where it can resume.
   with processes.Stops() as stops:
@@ -123,26 +126,26 @@ def train(
       _saver(experiment, workdir) as saver,
     ):
       # Whatever can be refused is refused here: compiling may take minutes.
-      saved = processes.decide(saver.last_intact)
-      if saved is not None:
-        saver.saved.check_step(saved)
+      resumed = processes.decide(saver.set_damaged_aside)
+      if resumed is not None:
+        saver.saved.check_step(resumed)
       changes = processes.decide(
-        lambda: _changes(experiment.config, saver, saved, allowed)
+        lambda: _changes(experiment.config, saver, resumed, allowed)
       )
-      if saved is not None:
-        state, start = saver.saved.restore(experiment.like, saved), None
+      if resumed is not None:
+        state, start = saver.saved.restore(experiment.like, resumed), None
       else:
         state, start = warm_start.first_state(experiment)
 
       processes.decide(lambda: banner.introduce(experiment, workdir, limit))
-      program = _compile(experiment, step=saved or 0)
+      program = _compile(experiment, step=resumed or 0)
       with metrics.Writer(
         workdir,
-        step=-1 if saved is None else saved,
+        step=-1 if resumed is None else resumed,
         on_metrics=on_metrics,
       ) as writer:
-        if saved:
-          processes.say(f"resumes from step {saved}")
+        if resumed:
+          processes.say(f"resumes from step {resumed}")
         # An error before the config is written leaves no run behind, see
         # `workdir.hold`.
         processes.decide(
@@ -150,7 +153,7 @@ def train(
             experiment,
             workdir,
             config_file=config_file,
-            step=saved or 0,
+            step=resumed or 0,
             changes=changes,
           )
         )
@@ -303,7 +306,7 @@ def _changes(config, saver, step, allowed):
 
   # Without a further step, config.json would describe weights that were trained
   # with another config.
-  names = _of_another_run(written | changes)
+  names = _changing_results(written | changes)
   if names and config.train.steps == step:
     raise ValueError(
       f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
@@ -320,8 +323,11 @@ def _changes(config, saver, step, allowed):
   return changes
 
 
-def _of_another_run(changes):
-  """The changed fields that affect what is computed, not just where."""
+def _changing_results(changes):
+  """The changed fields that affect what is computed, not just where or when.
+
+  A run may change others without --allow_changes, see `config.TO_RESUME`.
+  """
   return [x for x in changes if schema.affects(x) not in config_lib.TO_RESUME]
 
 
@@ -461,8 +467,9 @@ def _lacks_validation(run, step, is_last):
 
   A signal may have interrupted its validation after the step was trained.
   """
-  # The step would be scored by a config that it was not trained with.
-  if _of_another_run(run.changes):
+  # The weights are of the config before, and a score would be kept as one of
+  # the new config.
+  if _changing_results(run.changes):
     return False
 
   steps = [x["step"] for x in run.lines if x["split"] == "validation"]

@@ -61,7 +61,7 @@ def restore(workdir, state, step=None):
 def restore_last(workdir, state):
   like = jax.eval_shape(lambda: state)
   with store.Saver(workdir, keep=9) as saver:
-    return saver.saved.restore(like, saver.last_intact())
+    return saver.saved.restore(like, saver.set_damaged_aside())
 
 
 def steps(workdir):

@@ -293,10 +293,11 @@ class Saver:
       with contextlib.suppress(Exception):
         self._manager.close()
 
-  def last_intact(self) -> int | None:
-    """Finds the last checkpoint that is intact, from which a run can resume.
+  def set_damaged_aside(self) -> int | None:
+    """Renames damaged checkpoints after the last intact one.
 
-    Damaged ones that are later are renamed, each with a line on standard error.
+    Each rename is told by a line on standard error. A run resumes from the
+    intact one.
 
     Returns its step, or None if there is none.
     """

@@ -31,7 +31,7 @@ from sparse_transformer.training.step import State
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ScoreRequest:
   """What to score.
 
   Attributes:
@@ -76,7 +76,7 @@ class Score:
   """The score of a step of a run; fields are in the order of its JSON.
 
   Attributes:
-    split, min_context, weights: those of the `Request`.
+    split, min_context, weights: those of the `ScoreRequest`.
     overrides: the settings that differ from those of the step's own score.
     command: the command that asked for it.
     dtype: the dtype of activations.
@@ -158,7 +158,7 @@ def evaluate_run(
   workdir: str | os.PathLike,
   steps: Sequence[str],
   overrides: Mapping[str, Any],
-  requests: Sequence[Request],
+  requests: Sequence[ScoreRequest],
 ) -> Iterator[Score]:
   """Scores steps of a run, and saves the scores in its workdir.
 
@@ -220,7 +220,7 @@ def evaluate_run(
 def evaluate(
   run: Run,
   state: State,
-  request: Request = Request(),
+  request: ScoreRequest = ScoreRequest(),
   command: str = "",
   check_stop: Callable[[], None] = lambda: None,
 ) -> Score:
@@ -292,7 +292,7 @@ def evaluate(
 
 def _in_training(run, request):
   """The score from training, if it is of the same windows; else None."""
-  if request == Request("validation") and not run.config.eval.sequences:
+  if request == ScoreRequest("validation") and not run.config.eval.sequences:
     return run.saved.describe(run.step).get("validation") or None
   return None
 

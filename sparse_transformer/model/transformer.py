@@ -280,7 +280,11 @@ class Transformer(nnx.Module):
         return out_BLHE, (next_cache, measured)
 
       block = parts[kinds[layer].stack]()
-      y_BLD, rest, measured_by_mlp = block(x_BLD, attend_heads, parts["rngs"])
+      y_BLD, rest, measured_by_mlp = block(
+        x_BLD,
+        attend_heads,
+        parts["rngs"],
+      )
       next_cache, measured = rest
       return y_BLD, next_cache, measured | measured_by_mlp
 

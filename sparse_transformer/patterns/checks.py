@@ -57,7 +57,7 @@ def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
   queries, keys = map(np.asarray, pattern.orders(n))
 
   # A position that is left out, or taken twice, would give wrong sums.
-  for side, order in (("query", queries), ("key", keys)):
+  for side, order in ("query", queries), ("key", keys):
     if not np.array_equal(np.sort(order), np.arange(n)):
       raise ValueError(
         f"{shorten(pattern)}: orders({n}) must return two permutations of"

@@ -261,7 +261,11 @@ class TopBlocks(Content):
       is_allowed_BLD = is_allowed_BLD & is_one_BLD
 
     # Early queries have fewer past blocks than they may choose.
-    scores_BHLD = jnp.where(is_allowed_BLD[:, None], scores_BHLD, -jnp.inf)
+    scores_BHLD = jnp.where(
+      is_allowed_BLD[:, None],
+      scores_BHLD,
+      -jnp.inf,
+    )
     num_chosen = min(self.num, num_blocks)
     best, blocks = jax.lax.top_k(scores_BHLD, num_chosen)
     blocks = jnp.where(best == -jnp.inf, -1, blocks)

@@ -62,7 +62,8 @@ class _Where(Pattern):
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
       with jax.numpy_rank_promotion("allow"):
         return self.vectorized(q, k)
-    return np.asarray(_on_host(self.vectorized, np.int32(q), np.int32(k)))
+    mask = _on_host(self.vectorized, np.int32(q), np.int32(k))
+    return np.asarray(mask)
 
   def _check_lookups(self, n):
     """Checks that a sequence of n positions stays within the tables."""

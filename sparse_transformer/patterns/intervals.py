@@ -81,7 +81,7 @@ class TilePairs(NamedTuple):
 
   def _tile_bounds(self, values):
     """Returns the smallest and the largest value of every tile."""
-    every = slice(None)
+    every = ...
     low = self.reduce(np.minimum, values, every)
     high = self.reduce(np.maximum, values, every)
     return low, high
@@ -285,7 +285,11 @@ class QueryPlusKey(Integer):
       return Interval(*self.bounds()) * other
 
     factor = _constant(other)
-    return QueryPlusKey(self.pairs, self.u * factor, self.v * factor)
+    return QueryPlusKey(
+      self.pairs,
+      self.u * factor,
+      self.v * factor,
+    )
 
   def __abs__(self) -> Any:
     return self._map(abs)

@@ -106,7 +106,7 @@ class Directions(Option):
 
 
 def _share_queries(patterns, q_BLHK, k_BLHK):
-  """Replaces keys by queries at unit length, where a pattern asks for it.
+  """Replaces keys by queries at unit length, in heads whose patterns say so.
 
   Source: Kitaev et al. 2020, arXiv 2001.04451.
   """

@@ -71,6 +71,10 @@ OF_CONTENT = {
       "Routing(5, 12)",
       "Local(6) | Routing(5, 6)",
     ),
+    "Selected": (
+      "Selected(6)",
+      "Local(6) | Selected(4, 3)",
+    ),
     "TopBlocks": (
       "TopBlocks(6, 3)",
       "Block(6) | TopBlocks(6, 3)",
@@ -146,6 +150,11 @@ def realize(pattern: Pattern) -> Pattern:
   for content in pattern.contents():
     if isinstance(content, patterns.Routing):
       directions[content] = centers[None, : content.num_directions]
+    elif content.blocks_from:
+      shape = content.given_shape(1, 1, len(vectors), WIDTH)
+      # Any numbers: those of blocks that are not past are left out.
+      blocks = np.random.RandomState(0).randint(0, len(vectors), shape)
+      directions[content] = (blocks // content.size).astype(np.int32)
   q_BLHK = vectors[None, :, None]
   mask_BHLM = find_pairs((pattern,), q_BLHK, q_BLHK, directions)
   return _Realized(np.asarray(mask_BHLM)[0, 0])

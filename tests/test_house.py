@@ -59,17 +59,17 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_151,
+  "attention": 41_338,
   "benchmarks": 24_618,
   "commands": 19_955,
   "data": 14_380,
   "figures": 2_794,
-  "library": 136_211,
-  "model": 12_208,
-  "patterns": 16_317,
+  "library": 136_815,
+  "model": 12_292,
+  "patterns": 16_586,
   "targets": 3_723,
-  "tests": 162_061,
-  "training": 25_683,
+  "tests": 164_121,
+  "training": 25_747,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

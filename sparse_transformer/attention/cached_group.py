@@ -233,7 +233,7 @@ class Group:
     """The directions of these heads."""
     heads = np.array(self.heads)
     return {
-      content: x if len(x) == 1 else jnp.asarray(x)[heads]
+      content: x if np.shape(x)[-3] == 1 else jnp.asarray(x)[..., heads, :, :]
       for content, x in directions.items()
     }
 
@@ -259,12 +259,14 @@ class Group:
 
 def num_labels(content: Content, n: int, width: int) -> int:
   """The number of labels of a position; `width` is K."""
+  shape = content.given_shape(1, 1, 1, width)
+
   # From shapes alone: nothing is computed.
   arrays = jax.eval_shape(
     lambda: Known(
       jnp.zeros((1, 1, 1, width)),
       jnp.zeros((1, n, 1, width)),
-      jnp.zeros((1, content.num_directions, width)),
+      jnp.zeros(shape),
     )
   )
   return jax.eval_shape(content.find_buckets, arrays).shape[-1]

@@ -152,7 +152,7 @@ def fill_cache(
   arrays = q_BLHK, k_BLGK, v_BLGE
   # The number of positions, if there is such an axis.
   new = jnp.shape(k_BLGK)[1:2]
-  _check(cache, layer, directions, arrays, new)
+  directions = _check(cache, layer, directions, arrays, new)
   (num,) = new
   if not 0 < num <= cache.length:
     raise ValueError(
@@ -171,7 +171,7 @@ def fill_cache(
       arrays,
       slots=np.arange(group.plan.size + 1),
       positions=group.plan.held(num),
-      directions=directions or {},
+      directions=directions,
     )
     for group in cache.groups
   )
@@ -203,7 +203,9 @@ def attend_next(
     t: the position after the last in the cache, an integer that may be traced.
       Several layers may each take a step at one position.
     layer: the layer of the cache; may be traced.
-    directions, scale, softcap, sinks_H, bias_HD: as in `attend`.
+    directions: as in `attend`; of blocks, those of position t, [batch, heads,
+      num].
+    scale, softcap, sinks_H, bias_HD: as in `attend`.
 
   Returns:
     (out_BHE in the dtype of the values, the cache with position t).
@@ -212,7 +214,7 @@ def attend_next(
     ValueError: an argument does not fit the cache, or `t` is known not to be
       the next position.
   """
-  _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
+  directions = _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
   t = arguments.check_index("t", t, cache.length)
 
   # All layers share a count: the first to step advances it, the others follow.
@@ -223,7 +225,6 @@ def attend_next(
       raise ValueError(f"{t=} must be {count}, the next position of the cache")
 
   scores = arguments.check_scores(scale, softcap)
-  directions = directions or {}
   if bias_HD is not None:
     bias_HD = arguments.check_bias(
       bias_HD, cache.patterns, cache.length, q_BHK.dtype
@@ -259,7 +260,7 @@ def _known(count):
 
 
 def _check(cache, layer, directions, arrays, new=()):
-  """Raises a ValueError if arrays [B, *new, heads, ...] do not fit a cache."""
+  """The directions, if these and arrays [B, *new, heads, ...] fit a cache."""
   group = cache.groups[0]
   layers, batch, *_, qk_width = group.k.shape
   value_width = group.v.shape[-1]
@@ -280,4 +281,11 @@ def _check(cache, layer, directions, arrays, new=()):
         f" floating point, got {arguments.type_of(x)}"
       )
   arguments.check_index("layer", layer, layers)
-  binding.check_directions(cache.patterns, directions or {}, qk_width)
+  return binding.take_directions(
+    cache.patterns,
+    directions,
+    batch=batch,
+    length=new[0] if new else 1,
+    width=qk_width,
+    lacks=() if new else 2,
+  )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.extend
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from sparse_transformer.attention import (
@@ -82,9 +83,10 @@ def attend(
       1e18 in size.
     softcap: c, where scores s become c tanh(s / c) after scaling, from 1e-18 to
       1e18; 0 for none.
-    directions: {pattern: what it is given}. `Routing` requires its centroids;
-      `LSH` by default draws random vectors from its seed. Both are [heads,
-      directions, K], or with 1 for all heads, and get no gradients.
+    directions: {pattern: what it is given}, without gradients. `Routing`
+      requires its centroids; `LSH` by default draws random vectors from its
+      seed. Both are [heads, directions, K], or with 1 for all heads. `Selected`
+      requires its blocks, int32 [batch, heads, n, num], or with 1 or G heads.
     backend: "auto" runs tile by tile in linear memory, with the executor that
       suits the default device; "dense" is the plain reference with n x n
       memory; any other is the name of an executor.
@@ -139,9 +141,14 @@ def attend(
     lse=return_lse,
   )
 
-  # The keys of a dict must be sortable for it to be a pytree.
-  directions = collections.OrderedDict(directions or {})
-  binding.check_directions(request.patterns, directions, qk_width)
+  directions = binding.take_directions(
+    request.patterns,
+    directions,
+    batch=batch,
+    length=length,
+    width=qk_width,
+    lacks=0 if q_BLHK.ndim == 3 else (),
+  )
   executor = registry.choose(backend, request)
   if bias_HD is not None:
     bias_HD = arguments.check_bias(
@@ -221,10 +228,11 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
   """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
   split = request.split
   by_head = PartitionSpec(split.heads or None)
-  direction_specs = collections.OrderedDict(
-    (pattern, by_head if len(x) > 1 else PartitionSpec())
-    for pattern, x in directions.items()
-  )
+  direction_specs = collections.OrderedDict()
+  for pattern, x in directions.items():
+    heads = split.heads if np.shape(x)[-3] > 1 else ()
+    sequences = split.spec[: np.ndim(x) - 3]
+    direction_specs[pattern] = PartitionSpec(*sequences, heads or None)
   return shard_map.on_any_mesh(
     functools.partial(_on_device, executor, request),
     split,

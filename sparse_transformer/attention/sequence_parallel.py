@@ -478,7 +478,8 @@ def own_heads(
 
   Args:
     request: that of all heads.
-    arrays: a pytree of arrays [heads, ...], or [1, ...] for all heads.
+    arrays: a pytree of arrays [heads, ...], or [1, ...] for all heads; those of
+      4 axes have sequences first.
 
   Raises:
     ValueError: the heads cannot be split so that devices have equal patterns.
@@ -501,9 +502,10 @@ def own_heads(
   first = lax.axis_index(axes) * num_heads
 
   def take(x):
-    if len(x) == 1:
+    axis = max(0, x.ndim - 3)
+    if x.shape[axis] == 1:
       return x
-    return lax.dynamic_slice_in_dim(x, first, num_heads)
+    return lax.dynamic_slice_in_dim(x, first, num_heads, axis)
 
   own_request = dataclasses.replace(
     request,

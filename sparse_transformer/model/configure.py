@@ -41,6 +41,12 @@ class Config(schema.Model):
         f"model.max_span={self.max_span} needs static patterns, not"
         f" {shorten(next(iter(self.contents)))}"
       )
+    for content in self.contents:
+      if content.blocks_from == "caller":
+        raise ValueError(
+          f"{shorten(content)} needs blocks, which a network does not have: it"
+          " is for attend"
+        )
 
     # The widths: heads have equal parts.
     if self.num_heads % self.num_key_heads:

@@ -92,7 +92,9 @@ class Transformer(nnx.Module):
     segments_BL = self._segments(tokens_BL, sizes_B)
     attend = functools.partial(self.attend, segments_BL=segments_BL)
     x_BLD = self.embed(tokens_BL, labels_BK)
-    x_BLD, _, measured = self.run_blocks(x_BLD, attend, rng=rng)
+    x_BLD, _, measured = self.run_blocks(
+      x_BLD, attend, rng=rng, symbols_BL=tokens_BL
+    )
     if not self.config.classifies:
       return self.unembed(x_BLD), measured
 
@@ -235,6 +237,7 @@ class Transformer(nnx.Module):
     cache: Any = None,
     rng: jax.Array | None = None,
     first: jax.Array | int = 0,
+    symbols_BL: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, Measured]:
     """Applies the blocks.
 
@@ -244,6 +247,7 @@ class Transformer(nnx.Module):
       cache: given to the first layer.
       rng: key for dropout; None applies no dropout.
       first: the first position.
+      symbols_BL: those of whole sequences, for options.
 
     Returns:
       (x_BLD, the last layer's cache, what blocks measure).
@@ -269,7 +273,12 @@ class Transformer(nnx.Module):
       # Its parts are taken here, so that a rematerialized block keeps only the
       # inputs of the scan, which are not copied.
       parts = stacks.take(config, layer, stacked)
-      facts = options.Layer(config.patterns[layer], first, parts["options"])
+      facts = options.Layer(
+        patterns=config.patterns[layer],
+        first=first,
+        arrays=parts["options"],
+        symbols_BL=symbols_BL,
+      )
 
       # What a block sees of attention: its layer's, with all options.
       def attend_heads(q_BLHK, k_BLGK, v_BLGE):

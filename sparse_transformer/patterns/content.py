@@ -57,7 +57,8 @@ class Known(NamedTuple):
 
   q_BLHK: Array  # queries, rounded to float32, without gradients
   k_BMGK: Array  # keys from position 0 on, likewise; G divides H
-  # For each head, or for all of them if H = 1; None for no directions.
+  # For each head, or for all of them if H = 1; None for no directions. Where
+  # blocks are given, these, int32 [B, H, L, C].
   directions_HDK: Array = None
   start: Array = 0  # position of the first query
   # Of queries and keys, int32 [B, L] and [B, M], where a query may only have
@@ -77,6 +78,9 @@ class Content(Checked):
   keys_are_queries: ClassVar[bool] = False
   # Whether its directions are parameters of a network.
   is_learned: ClassVar[bool] = False
+  # What selects blocks of keys that it is given in place of directions: the
+  # "caller" of `attend`, or, in networks, `select` from the "symbols".
+  blocks_from: ClassVar[str] = ""
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     raise ValueError(
@@ -121,6 +125,22 @@ class Content(Checked):
       Float32 [1, D, K], the same for all heads.
     """
     return None
+
+  def given_shape(
+    self, batch: Any, heads: int, length: Any, width: int
+  ) -> tuple[Any, ...]:
+    """The shape of what it is given in `attend`; () for nothing."""
+    num = self.num_directions
+    return (heads, num, width) if num else ()
+
+  def select(self, symbols_BL: Array) -> Array:
+    """The blocks of a network, int32 [B, 1, L, C].
+
+    Args:
+      symbols_BL: of which position t has those before t; None where a network
+        gets them one by one.
+    """
+    raise NotImplementedError
 
   def find_buckets(self, known: Known) -> Array:
     """Finds the buckets of each position, which decide its pairs.

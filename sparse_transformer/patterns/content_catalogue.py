@@ -7,7 +7,7 @@ or blocks, S positions of a block, R rounds.
 import dataclasses
 import functools
 import operator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -216,9 +216,60 @@ class Routing(_Grouped):
     )
 
 
+class _OfBlocks(Content):
+  """At most `num` blocks of `size` keys, all before the query."""
+
+  size: int
+  num: int
+
+  def most_keys(self, n: int) -> int:
+    return self.size * min(self.num, max(0, n - 1) // self.size)
+
+  def own_blocks(self, known: Known) -> Array:
+    """The block that each query is in, int32 [L, 1]: only earlier ones end."""
+    positions_L1 = known.start + jnp.arange(known.q_BLHK.shape[1])[:, None]
+    return positions_L1 // self.size
+
+  def sets(
+    self, buckets_BHLC: Array, segments_BL: Array | None = None
+  ) -> tuple[Near | Chosen, ...]:
+    return (Chosen(buckets_BHLC, self.size),)
+
+
 @register
 @dataclasses.dataclass(frozen=True)
-class TopBlocks(Content):
+class Selected(_OfBlocks):
+  """The past blocks of `size` keys that the caller selects for each query.
+
+  The directions of the pattern are block numbers, int32 [batch, heads,
+  positions, num], or with 1 or the number of key heads: block b has the keys
+  from b * size to (b + 1) * size - 1, and -1 is none. Numbers out of range,
+  repeated ones, and blocks that do not end before the query, are left out.
+  """
+
+  size: int
+  num: int = 1
+
+  blocks_from = "caller"
+
+  def given_shape(
+    self, batch: Any, heads: int, length: Any, width: int
+  ) -> tuple[Any, ...]:
+    return batch, heads, length, self.num
+
+  def find_buckets(self, known: Known) -> Array:
+    given_BHLC = known.directions_HDK
+    is_past = given_BHLC < self.own_blocks(known)[None, None]
+    past_BHLC = jnp.where(is_past, given_BHLC, -1).clip(-1)
+    # In order, a repeated block follows itself, and none follows -1.
+    blocks_BHLC = jnp.sort(past_BHLC, axis=-1)
+    is_new = jnp.diff(blocks_BHLC, axis=-1, prepend=-1) > 0
+    return jnp.where(is_new, blocks_BHLC, -1)
+
+
+@register
+@dataclasses.dataclass(frozen=True)
+class TopBlocks(_OfBlocks):
   """The `num` best of the past blocks of `size` keys, chosen by each query.
 
   The score of a block is the product of the query with the mean of its keys.
@@ -230,9 +281,6 @@ class TopBlocks(Content):
 
   size: int
   num: int
-
-  def most_keys(self, n: int) -> int:
-    return self.size * min(self.num, max(0, n - 1) // self.size)
 
   def find_buckets(self, known: Known) -> Array:
     """The blocks of each query, -1 for none."""
@@ -252,10 +300,8 @@ class TopBlocks(Content):
     scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
 
     # Past blocks only: a query's own is incomplete.
-    positions_L1 = known.start + jnp.arange(num_queries)[:, None]
-    blocks_L1 = positions_L1 // self.size
     blocks_1D = jnp.arange(num_blocks)[None]
-    is_allowed_BLD = (blocks_1D < blocks_L1)[None]
+    is_allowed_BLD = (blocks_1D < self.own_blocks(known))[None]
     if known.segments is not None:
       is_one_BLD = self._is_one_segment(known.segments, num_blocks)
       is_allowed_BLD = is_allowed_BLD & is_one_BLD
@@ -295,11 +341,6 @@ class TopBlocks(Content):
     x_BM = x_BM[:, : num_blocks * self.size]
     blocks = num_blocks, self.size
     return x_BM.reshape(x_BM.shape[:1] + blocks + x_BM.shape[2:])
-
-  def sets(
-    self, buckets_BHLC: Array, segments_BL: Array | None = None
-  ) -> tuple[Near | Chosen, ...]:
-    return (Chosen(buckets_BHLC, self.size),)
 
 
 def _products(spec, x, y):

@@ -8,6 +8,7 @@ In all functions, `patterns` has one pattern per head, `directions` is as in
 `attention.attend`, and `bound` is what `bind` returns.
 """
 
+import collections
 import functools
 import operator
 from collections.abc import Mapping, Sequence
@@ -73,8 +74,8 @@ def bind(
     sets = []
     for content in pattern.contents():
       vectors = directions.get(content)
-      if vectors is not None and len(vectors) > 1:
-        vectors = vectors[index]
+      if vectors is not None and np.shape(vectors)[-3] > 1:
+        vectors = vectors[..., index, :, :]
 
       # Rematerialization keeps them: decided again, they could differ.
       decided = labels(content, q_BLHK, k_BMGK, vectors, segments=segments)
@@ -106,31 +107,51 @@ def labels(
   """
   # In float32: which bucket is nearest should not depend on the dtype.
   drawn = content.directions(q_BLHK.shape[-1])
-  q, k, directions_HDK = jax.tree.map(
-    lambda x: lax.stop_gradient(jnp.asarray(x)).astype(jnp.float32),
+  q, k, given = jax.tree.map(
+    lambda x: lax.stop_gradient(jnp.asarray(x)),
     (q_BLHK, k_BMGK, drawn if directions is None else directions),
   )
   known = Known(
-    q_BLHK=q,
-    k_BMGK=k,
-    directions_HDK=directions_HDK,
+    q_BLHK=q.astype(jnp.float32),
+    k_BMGK=k.astype(jnp.float32),
+    directions_HDK=given,
     start=start,
     segments=segments,
   )
   return content.find_buckets(known)
 
 
-def check_directions(
-  patterns: tuple[Pattern, ...], directions: Directions, width: int
-) -> None:
-  """Raises a ValueError unless patterns have what they need; `width` is K."""
+def take_directions(
+  patterns: tuple[Pattern, ...],
+  directions: Directions | None,
+  *,
+  batch: Any,
+  length: int,
+  width: int,
+  lacks: Any = (),
+) -> Directions:
+  """Returns what patterns are given; axis -3 is of heads, or 1 for all.
+
+  Args:
+    patterns: one for each head.
+    directions: as in `attend`.
+    batch, length: of the sequences.
+    width: K.
+    lacks: the axis that blocks lack, of sequences or positions.
+
+  Raises:
+    ValueError: something is missing, wrong, or not taken.
+  """
   shapes = {}
   for pattern in patterns:
     for content in pattern.contents():
-      if content.num_directions:
-        shapes[content] = len(patterns), content.num_directions, width
+      shape = content.given_shape(batch, len(patterns), length, width)
+      if shape:
+        shapes[content] = shape
 
-  for pattern in directions:
+  # The keys of a dict must be sortable for it to be a pytree.
+  taken = collections.OrderedDict(directions or {})
+  for pattern in taken:
     if pattern not in shapes:
       raise ValueError(
         f"directions of {shorten(repr(pattern))}, which no head's pattern"
@@ -139,20 +160,34 @@ def check_directions(
       )
 
   for content, shape in shapes.items():
-    vectors = directions.get(content)
-    if vectors is None and content.directions(width) is None:
+    given = taken.get(content)
+    if given is None and content.directions(width) is None:
       raise ValueError(
         f"{shorten(content)} needs its directions, an array {list(shape)}: pass"
         " directions={pattern: array} to attend, or to as_attention_fn"
       )
-    if vectors is not None and np.shape(vectors) not in (
-      shape,
-      (1, *shape[1:]),
-    ):
+    if content.blocks_from:
+      given = _of_heads(content, given, len(patterns), lacks)
+      taken[content] = given
+    one_head = *shape[:-3], 1, *shape[-2:]
+    if given is not None and np.shape(given) not in (shape, one_head):
       raise ValueError(
         f"directions of {shorten(content)} must be {list(shape)}, or the same"
-        f" with 1 head, got {list(np.shape(vectors))}"
+        f" with 1 head, got {list(np.shape(given))}"
       )
+  return taken
+
+
+def _of_heads(content, blocks, num_heads, lacks):
+  """Blocks [B, H, L, C] of query heads, from those of key heads, or of 1."""
+  dtype = getattr(blocks, "dtype", type(blocks).__name__)
+  if dtype != jnp.int32:
+    raise ValueError(
+      f"directions of {shorten(content)} must be int32, got {dtype}"
+    )
+  blocks_BGLC = jnp.expand_dims(blocks, lacks)
+  group = num_heads // blocks_BGLC.shape[-3]
+  return jnp.repeat(blocks_BGLC, max(1, group), axis=-3)
 
 
 def prepare(
@@ -206,8 +241,11 @@ def count_scores(
   counts = []
   directions = {}
   for content in pattern.contents():
-    shape = 1, content.num_directions, request.qk_width
-    directions[content] = jnp.zeros(shape)
+    shape = content.given_shape(
+      request.batch or 1, 1, request.length, request.qk_width
+    )
+    if shape:
+      directions[content] = jnp.zeros(shape)
 
   # Makes the plans of one head, and looks at them.
   def count(q):

@@ -25,7 +25,9 @@ class Directions(Option):
   @property
   def _contents(self) -> list[Content]:
     return [
-      content for content in self.config.contents if content.num_directions > 0
+      content
+      for content in self.config.contents
+      if content.num_directions > 0 or content.blocks_from
     ]
 
   @property
@@ -58,6 +60,7 @@ class Directions(Option):
     return {
       str(content): self._directions(content, params)
       for content in self._contents
+      if not content.blocks_from
     }
 
   def _directions(self, content, params):
@@ -73,7 +76,10 @@ class Directions(Option):
     directions = {}
     for content in self._contents:
       if any(content in pattern.contents() for pattern in layer.patterns):
-        directions[content] = layer.arrays[str(content)]
+        if content.blocks_from:
+          directions[content] = content.select(layer.symbols_BL)
+        else:
+          directions[content] = layer.arrays[str(content)]
 
     keys = _share_queries(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
     return inputs._replace(k_BLGK=keys).add_directions(directions)

@@ -37,6 +37,9 @@ class Layer(NamedTuple):
   patterns: tuple[Pattern, ...]  # of its heads
   first: jax.Array | int  # the first position; may be traced
   arrays: Mapping[str, Any]  # of its options, see `Option.arrays`
+  # Of whole sequences, of which position t has those before t; None where they
+  # are not known.
+  symbols_BL: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)

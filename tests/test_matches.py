@@ -1,0 +1,132 @@
+"""What benchmarks find in texts, and hand to a network."""
+
+import io
+import zipfile
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import networks
+from helpers.errors import refused
+
+from benchmarks import corpora, matches
+from sparse_transformer import data
+from sparse_transformer.model import transformer
+from sparse_transformer.patterns import Local
+
+pytestmark = pytest.mark.tools
+N = 200
+
+
+def texts(batch=3, size=3, seed=0):
+  """Random symbols of which few differ, so that much occurs again."""
+  return np.random.RandomState(seed).randint(0, size, (batch, N), np.uint8)
+
+
+def plain_match(symbols, order):
+  """The definition, one position after the other."""
+  found = np.full(len(symbols), -1)
+  for t in range(order, len(symbols)):
+    context = symbols[t - order : t].tolist()
+    for earlier in range(order, t):
+      if symbols[earlier - order : earlier].tolist() == context:
+        found[t] = earlier
+  return found
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("size", [1, 2, 3, 256])
+def test_last_match_is_that_of_a_loop(order, size):
+  symbols_BL = texts(size=size)
+  expected = [plain_match(x, order) for x in symbols_BL]
+  found = matches.last_match(jnp.asarray(symbols_BL), order)
+  np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+@pytest.mark.parametrize("most", [0, 20])
+def test_blocks_have_the_key_that_holds_the_byte_after_the_match(size, most):
+  pattern = matches.LastMatch(size, order=3, most=most)
+  symbols_BL = texts()
+  blocks = np.asarray(pattern.select(symbols_BL))
+  assert blocks.shape == (3, 1, N, 1)
+  for b, t in np.ndindex(symbols_BL.shape):
+    match = plain_match(symbols_BL[b, : t + 1], 3)[t]
+    is_found = match >= 0 and not 0 < most < t - match
+    assert blocks[b, 0, t, 0] == ((match + 1) // size if is_found else -1)
+
+
+def test_a_network_sees_the_match_and_nothing_later():
+  pattern = matches.LastMatch(4, order=2)
+  config = networks.config(
+    length=N,
+    shape=(N, 1),
+    num_layers=2,
+    patterns=((Local(9), Local(9) | pattern),) * 2,
+  )
+  params = networks.random_params(config, 0.3)
+  apply = transformer.make_apply(config)
+  symbols = texts() % config.vocab_size
+  t = 120
+  other = symbols.copy()
+  other[:, t:] = (other[:, t:] + 1) % config.vocab_size
+  before = np.asarray(apply(params, symbols))
+  np.testing.assert_allclose(
+    before[:, : t + 1], apply(params, other)[:, : t + 1], atol=1e-5
+  )
+  without = networks.config(
+    length=N, shape=(N, 1), num_layers=2, patterns=((Local(9),) * 2,) * 2
+  )
+  assert (before != transformer.make_apply(without)(params, symbols)).any()
+
+
+def test_symbols_one_by_one_are_refused():
+  with refused("needs entire sequences: do not sample"):
+    matches.LastMatch(4).select(None)
+  with refused("there is one last match, not more"):
+    matches.LastMatch(4, 2)
+
+
+def test_description_counts_copies_from_afar():
+  random = np.random.RandomState(0).randint(0, 256, 1000, np.uint8).tobytes()
+  found = matches.describe(random + random)
+  assert found["bytes"] == 2000
+  assert found["far"] == pytest.approx(0.5 * (1 - 6 / 1000), abs=0.01)
+  assert found["right"] == 1
+  assert found["lzma"][4] < 4.3
+
+
+# Corpora.
+
+
+def test_copyright_files_are_distinct_and_in_order(tmp_path):
+  for name, content in dict(b=b"two", a=b"one", c=b"one").items():
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "copyright").write_bytes(content)
+  (tmp_path / "d").mkdir()
+  (tmp_path / "d/copyright").write_bytes(b"x" * (corpora.MOST + 1))
+  found = corpora.copyright_files(str(tmp_path))
+  assert list(found.items()) == [("a", (b"a", b"one")), ("b", (b"b", b"two"))]
+
+
+def test_masses_lose_their_records_and_stay_together():
+  package = io.BytesIO()
+  with zipfile.ZipFile(package, "w") as file:
+    for name, mass in dict(Kyrie="I", Agnus="I", Credo="II").items():
+      text = f"!!!COM: P\n!!!OPR: {mass}\n**kern\n4c\t4d\n!Bassus\n!!!END: x\n"
+      file.writestr(f"music21/corpus/palestrina/{name}.krn", text)
+    file.writestr("music21/corpus/other/x.krn", "4c\n")
+  found = corpora.palestrina(package)
+  rest = b"**kern\n4c\t4d\n!Bassus\n"
+  assert list(found) == ["Agnus", "Credo", "Kyrie"]
+  assert found["Kyrie"] == (b"I", rest)
+  assert found["Credo"] == (b"II", rest)
+
+
+def test_splits_have_entire_groups():
+  documents = {str(i): (b"%d" % (i // 3), b"") for i in range(300)}
+  split = corpora.split_of(documents, seed=1)
+  assert all(split[str(3 * i)] == split[str(3 * i + 2)] for i in range(100))
+  counts = [[*split.values()].count(x) for x in data.SPLITS]
+  assert counts == [240, 30, 30]
+  assert split != corpora.split_of(documents, seed=2)

@@ -635,3 +635,24 @@ def test_scores_are_the_same_with_jobs_and_a_time_ends_runs(tmp_path):
     assert len(times) == one["steps"]
     assert times[-1] >= 2
     assert all(x <= 2 for x in times[:-2])
+
+
+def test_choices_that_are_blind_to_a_symbol_are_named():
+  runs = []
+  for choice, seen in ("dense", 1.0), ("local", 0.0), ("column", 0.5):
+    run = comparisons.run(
+      choice, seed=0, bits=2.0, sees={"the byte above": seen}
+    )
+    runs.append(run)
+  made = comparisons.record(*runs)
+
+  titles, *rows = record.ranking(made)
+  column = titles.index("sees the byte above")
+  cells = {row[0]: row[column] for row in rows}
+  assert cells == {"dense": "yes", "local": "no", "column": "50 %"}
+  text = record.notes(made)
+  assert "No position sees the byte above with local: how far" in text
+
+  # Where all see it, there is nothing to say.
+  rivals = comparisons.record(runs[0], runs[2])
+  assert "No position sees" not in record.notes(rivals)

@@ -60,16 +60,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_338,
-  "benchmarks": 24_618,
-  "commands": 19_955,
-  "data": 14_380,
+  "benchmarks": 26_061,
+  "commands": 20_119,
+  "data": 14_406,
   "figures": 2_794,
-  "library": 136_815,
+  "library": 137_584,
   "model": 12_292,
-  "patterns": 16_586,
+  "patterns": 16_773,
   "targets": 3_723,
-  "tests": 164_121,
-  "training": 25_747,
+  "tests": 165_933,
+  "training": 26_139,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

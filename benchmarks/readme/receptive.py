@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparse_transformer import patterns
-from sparse_transformer.patterns import Pattern
+from sparse_transformer.patterns import Pattern, analysis
 
-LAST = 96  # positions, so that not all are at an edge of a picture
+LAST = analysis.LAST  # positions, so that not all are at an edge of a picture
 
 Layers = tuple[tuple[Pattern, ...], ...]
 
@@ -35,13 +35,7 @@ def reach(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
   >>> np.flatnonzero(reach(window, 64, last=1))
   array([59, 60, 61, 62, 63])
   """
-  seen = np.eye(n, dtype=np.float32)[-last:]
-  for heads in reversed(layers):
-    pairs = np.zeros((n, n), np.float32)
-    for pattern in set(heads):
-      pairs += pattern.matrix(n)
-    seen = np.minimum(seen + seen @ pairs, 1)
-  return seen > 0
+  return analysis.receptive_field(layers, n, last)
 
 
 def count(layers: Layers, n: int) -> int:

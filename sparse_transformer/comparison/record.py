@@ -14,6 +14,7 @@ from scipy import special
 from sparse_transformer import atomic, patterns, tables
 from sparse_transformer.comparison.plan import Trial
 from sparse_transformer.figures import curves, style
+from sparse_transformer.training.reports.receptive_field import share
 from sparse_transformer.training.stopwatch import TIMES
 
 Record = dict[str, Any]
@@ -141,6 +142,8 @@ def _row(runs, first=()):
     accuracy=None if None in accuracy else mean(accuracy),
     gap=None,
     test=mean(tests) if tests else None,
+    receptive_field=runs[0]["receptive_field"],
+    sees=runs[0]["sees"],
   )
   if first:
     minus = [run["validation"]["bits_per_dim"] for run in first]
@@ -263,6 +266,7 @@ def ranking(record: Record) -> Table:
 def _cells(row, provenance):
   """{title: cell} of a row."""
   time = time_of(provenance)
+  sees = {f"sees {name}": share(x) for name, x in row["sees"].items()}
   return {
     provenance["field"]: row["choice"],
     f"validation, {provenance['unit']}": _mean(row["validation"]),
@@ -271,6 +275,8 @@ def _cells(row, provenance):
     "test": _mean(row["test"]),
     "by seed": ", ".join(f"{x:.4f}" for x in row["values"]),
     "keys": f"{row['keys']:,.1f}",
+    "receptive field": f"{row['receptive_field']:,}",
+    **sees,
     "steps": f"{row['steps']:,.0f}",
     time.replace("_", " "): f"{row[time]:,.1f}",
     "peak": f"{row['peak_bytes'] / 2**20:,.0f} MiB",
@@ -295,17 +301,38 @@ def notes(record: Record) -> str:
     text = f"Mean of {seeds} seeds ± half of its 95 % confidence interval."
     line = "the mean of all seeds, in a band from the lowest to the highest"
 
+  blind = _blind(record["rows"])
   number = provenance["config"]["eval"]["sequences"]
   part = f"the first {number} sequences" if number else "the entire split"
   return (
     f"{text} Validation: the entire split, scored by the best of each run's"
     " checkpoints in float32. Test: scored once, for the best on validation,"
     f" {record['rows'][0]['choice']}. Keys: per query, the mean over heads and"
-    f" layers. In the figure: validations during training, of {part}; a line is"
-    f" {line}; its marker is the score of the table."
+    " layers. Receptive field: the most earlier symbols that a prediction can"
+    f" depend on, through all layers.{blind} In the figure: validations during"
+    f" training, of {part}; a line is {line}; its marker is the score of the"
+    " table."
     f" By `{provenance['command']}`,"
     f" commit {provenance['commit'] or 'unknown'}."
   )
+
+
+def _blind(rows):
+  """Sentences on symbols that only some choices can see; "" if there are none.
+
+  Such choices are no rivals: what they differ in is the symbol, not how well a
+  pattern uses it.
+  """
+  text = ""
+  for name in rows[0]["sees"]:
+    blind = [row["choice"] for row in rows if not row["sees"].get(name)]
+    if 0 < len(blind) < len(rows):
+      text += (
+        f" No position sees {name} with {', '.join(blind)}: how far these are"
+        " behind says what the symbol is worth to a network of this size, not"
+        " how well patterns use it."
+      )
+  return text
 
 
 def grid(record: Record) -> tuple[Table, str]:

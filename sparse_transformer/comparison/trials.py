@@ -14,6 +14,7 @@ from sparse_transformer.model.transformer import count_parameters
 from sparse_transformer.training import costs, metrics
 from sparse_transformer.training.checkpoints.store import Saved
 from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training.reports import receptive_field
 from sparse_transformer.training.stopwatch import TIMES
 
 # What the last line of metrics.jsonl is about. Only files tell that a run has
@@ -157,6 +158,7 @@ def collected(trial: Trial) -> record.Run:
   """
   lines = metrics.read(trial.workdir)
   network = Experiment(trial.config).model
+  field = receptive_field.measure(network)
   curve = record.curve(lines)
 
   # The commit is that of the process which saved the checkpoint.
@@ -170,6 +172,8 @@ def collected(trial: Trial) -> record.Run:
     steps=lines[-1]["step"],
     tokens_per_step=trial.config.train.batch_size * network.length,
     keys=costs.keys_per_query(network),
+    receptive_field=field.symbols,
+    sees=field.sees,
     parameters=count_parameters(network),
     peak_bytes=lines[-1]["peak_bytes"],
     **{time: curve[time][-1] for time in TIMES},  # the last step is validated

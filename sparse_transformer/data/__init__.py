@@ -17,6 +17,7 @@ from sparse_transformer.data.sources import (
   Sequences as Sequences,
   Source as Source,
   Stream as Stream,
+  count_frames as count_frames,
   make_scans as make_scans,
   register as register,
   source as source,

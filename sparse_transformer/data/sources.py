@@ -170,6 +170,19 @@ class _Apart(_Data):
     return Lazy(len(rows), window)
 
 
+def count_frames(shape: tuple[int, int, int]) -> int:
+  """Frames of a gray clip, at least 4 squares from the top down; else 1.
+
+  A tall gray image is taken for square frames below each other.
+
+  Args:
+    shape: (rows, columns, channels).
+  """
+  rows, columns, channels = shape
+  is_clip = channels == 1 and rows % columns == 0 and rows > 3 * columns
+  return rows // columns if is_clip else 1
+
+
 @dataclasses.dataclass(frozen=True)
 class Images(_Apart):
   """Images as sequences: row by row, the channels of a pixel innermost.
@@ -203,11 +216,8 @@ class Images(_Apart):
 
   @property
   def frames(self) -> int:
-    """Frames of a gray clip, at least 4 squares from the top down; else 1."""
-    rows, columns, channels = self.shape
-    # A tall gray image is taken for square frames below each other.
-    is_clip = channels == 1 and rows % columns == 0 and rows > 3 * columns
-    return rows // columns if is_clip else 1
+    """Frames of a clip, see `count_frames`; 1 for an image."""
+    return count_frames(self.shape)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The images of a split, each as uint8 [length]."""

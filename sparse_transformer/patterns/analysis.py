@@ -31,6 +31,7 @@ TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
 EXACT = 4096  # positions between which every pair is followed through layers
 INPUTS = 64  # inputs followed to every position of longer sequences
 CHUNK = 2**22  # values at a time
+LAST = 96  # positions that a receptive field is of: a row of CIFAR-10
 
 # The patterns of a network by layer and head, as `assign` returns them.
 Layers: TypeAlias = Sequence[Sequence[Pattern]]
@@ -314,6 +315,51 @@ def reach(layers: Layers, n: int) -> np.ndarray:
       paths += pattern.matrix(n)
     seen = np.minimum(paths @ seen, 1)
   return seen > 0
+
+
+def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
+  """Finds the positions that the last ones can depend on, through all layers.
+
+  This is the boolean product of the masks of the layers. Each position sees
+  itself, since layers add to their inputs.
+
+  Args:
+    layers: the static patterns of each layer's heads.
+    n: positions.
+    last: how many positions at the end of the sequence are followed back.
+
+  Returns:
+    Booleans [last, n], one row for each of the last positions.
+
+  >>> from sparse_transformer.patterns import Local
+  >>> np.flatnonzero(receptive_field([[Local(3)], [Local(3)]], 64, last=1))
+  array([59, 60, 61, 62, 63])
+  """
+  _check(layers, n)
+  last = min(last, n)
+
+  # Bit j of a position says whether the j-th of the last positions sees it.
+  num_words = -(-last // 64)
+  numbers = np.arange(last)
+  is_seen = np.zeros((n, 64 * num_words), bool)
+  is_seen[n - last + numbers, numbers] = True
+  bits = np.packbits(is_seen, axis=1, bitorder="little")
+  seen = bits.view(np.uint64)
+
+  # From the last layer to the first: a key is seen by whatever sees its query.
+  for heads in reversed(layers):
+    after = seen
+    for pattern in set(heads):
+      new = _reduce(np.bitwise_or, pattern, after, by_key=True)
+      seen = seen | new
+
+  is_seen = np.unpackbits(
+    seen.view(np.uint8),
+    axis=1,
+    count=last,
+    bitorder="little",
+  )
+  return is_seen.view(bool).T
 
 
 def _check(layers, n):

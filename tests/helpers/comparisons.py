@@ -15,6 +15,8 @@ def run(choice: str, seed: int, bits: float, **changes: Any) -> record_lib.Run:
     choice=choice,
     seed=seed,
     keys=8.5,
+    receptive_field=16,
+    sees={},
     steps=40,
     tokens_per_step=64,
     seconds=40 / speed,

@@ -20,6 +20,7 @@ from sparse_transformer.figures.masks import first_few
 from sparse_transformer.patterns import analysis
 from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
+from sparse_transformer.training.reports import receptive_field
 
 # Devices for which the report names a backend: their platform, and the compute
 # capability of GPUs.
@@ -71,6 +72,7 @@ class Report:
     network: its sizes, and the numbers of its parameters.
     executors: what would run attention on each of `DEVICES`, and why.
     reach, may_see: from `find_reach`.
+    receptive_field: what the last positions can depend on.
     flops: the FLOPs per token of a step.
     mesh: the devices along each axis.
     memory: the bytes of the training state on one device.
@@ -84,6 +86,7 @@ class Report:
   executors: dict[str, str]
   reach: analysis.Reach
   may_see: int | None
+  receptive_field: receptive_field.ReceptiveField
   flops: dict[str, float]
   mesh: dict[str, int]
   memory: dict[str, int]
@@ -118,6 +121,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
     executors={x: _choice(config, model, DEVICES[x]) for x in DEVICES},
     reach=reach,
     may_see=may_see,
+    receptive_field=receptive_field.measure(model),
     flops=costs.flops_per_token(model),
     mesh=dict(sizes),
     memory=costs.memory(config, model),
@@ -287,6 +291,12 @@ def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
   if report.may_see is not None:
     what = "if content-based patterns had all pairs they may have"
     yield "may see", _everything(report.may_see), what
+
+  field = report.receptive_field
+  what = f"the most for one of the last {min(n, analysis.LAST)} positions"
+  yield "receptive field", f"{field.symbols:,} earlier symbols", what
+  for name, seen in field.sees.items():
+    yield f"sees {name}", receptive_field.share(seen), "of these positions"
 
 
 def _everything(layers):

@@ -1,7 +1,7 @@
 """The heads of a cache with one pattern: what is kept, and attention of a step.
 
 A key keeps a slot from its own position until the last query that attends to
-it. For content-based pairs, all keys and labels are kept.
+it. For content-based pairs, all keys and buckets are kept.
 
 Axes: C key heads of a group, each with R of its query heads; S slots and one
 more, which takes keys that nothing reads.
@@ -89,19 +89,19 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
 
 
 def kept_pairs(pattern: Pattern) -> Pattern:
-  """The pairs for which keys are kept: labels may depend on any earlier key."""
+  """The pairs that keys are kept for: buckets may depend on any earlier key."""
   return Causal() if pattern.contents() else pattern
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
-  """The keys and labels of some heads."""
+  """The keys and buckets of some heads."""
 
   k: jax.Array  # [layers, B, C, S + 1, K]
   v: jax.Array  # [layers, B, C, S + 1, E]
   positions: jax.Array  # int32 [S + 1], of the key in each slot, -1 for none
-  labels: tuple[jax.Array, ...]  # int32 [layers, B, C R, n, labels]
+  buckets: tuple[jax.Array, ...]  # int32 [layers, B, C R, n, buckets]
   pattern: Pattern = dataclasses.field(metadata=contract.STATIC)
   heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)  # C R
   key_heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)  # C
@@ -125,7 +125,7 @@ class Group:
     Args:
       layer: the layer.
       start: the first position of the arrays.
-      arrays: q, which may be None without labels, k and v [B, L, heads, ...].
+      arrays: q, which may be None without buckets, k and v [B, L, heads, ...].
       slots: those that are written, an integer or int32 [slots].
       positions: those whose keys they get; -1 for an arbitrary key.
       directions: as in `attend`.
@@ -143,13 +143,13 @@ class Group:
     v = put(self.v, v_BLGE)
 
     # Labels are found once, when a position is written. All earlier keys are
-    # at hand: with labels, each key has a slot of its own, in order.
-    labels = []
+    # at hand: with buckets, each key has a slot of its own, in order.
+    buckets = []
     own_directions = self._own(directions)
     for content, earlier in zip(
-      self.pattern.contents(), self.labels, strict=True
+      self.pattern.contents(), self.buckets, strict=True
     ):
-      new = binding.labels(
+      new = binding.find_buckets(
         content,
         q_BLHK[:, :, np.array(self.heads)],
         k[layer][:, :, : self.length].swapaxes(1, 2),
@@ -157,13 +157,13 @@ class Group:
         start,
       )
       place = [jnp.int32(i) for i in (layer, 0, 0, start, 0)]
-      labels.append(lax.dynamic_update_slice(earlier, new[None], place))
+      buckets.append(lax.dynamic_update_slice(earlier, new[None], place))
     return dataclasses.replace(
       self,
       k=k,
       v=v,
       positions=self.positions.at[slots].set(positions),
-      labels=tuple(labels),
+      buckets=tuple(buckets),
     )
 
   def attend(
@@ -240,11 +240,11 @@ class Group:
   def _mask(self, layer, t):
     """The slots with keys of the query at t: [B or 1, C R or 1, S + 1]."""
     bound = self.pattern
-    if self.labels:
+    if self.buckets:
       contents = self.pattern.contents()
       sets = [
         content.sets(x[layer])
-        for content, x in zip(contents, self.labels, strict=True)
+        for content, x in zip(contents, self.buckets, strict=True)
       ]
       bound = self.pattern.bind(binding.unions(self.pattern, sets))
 
@@ -257,8 +257,8 @@ class Group:
     return lax.optimization_barrier(mask)
 
 
-def num_labels(content: Content, n: int, width: int) -> int:
-  """The number of labels of a position; `width` is K."""
+def num_buckets(content: Content, n: int, width: int) -> int:
+  """The number of buckets of a position; `width` is K."""
   shape = content.given_shape(1, 1, 1, width)
 
   # From shapes alone: nothing is computed.

@@ -20,7 +20,7 @@ from sparse_transformer.patterns import Layout, Pattern
 
 # For `jax.checkpoint_policies.save_only_these_names`: what the backward pass
 # needs besides queries, keys and values.
-SAVED_NAMES = "attention_out", "attention_lse", "attention_labels"
+SAVED_NAMES = "attention_out", "attention_lse", "attention_buckets"
 
 SMALLEST_TILE = 32  # positions
 

@@ -95,16 +95,16 @@ def init_cache(
     size = cached_group.plan_cache(pattern, length).size + 1
     slots = layers, batch, len(own_key_heads), size
 
-    labels = []
+    buckets = []
     for content in pattern.contents():
-      num_labels = cached_group.num_labels(content, length, qk_width)
-      label_shape = layers, batch, len(heads), length, num_labels
-      labels.append(jnp.zeros(label_shape, jnp.int32))
+      num_buckets = cached_group.num_buckets(content, length, qk_width)
+      bucket_shape = layers, batch, len(heads), length, num_buckets
+      buckets.append(jnp.zeros(bucket_shape, jnp.int32))
     group = cached_group.Group(
       k=jnp.zeros(slots + (qk_width,), dtype),
       v=jnp.zeros(slots + (value_width,), dtype),
       positions=jnp.full(size, -1, jnp.int32),
-      labels=tuple(labels),
+      buckets=tuple(buckets),
       pattern=pattern,
       heads=heads,
       key_heads=own_key_heads,
@@ -269,11 +269,11 @@ def _check(cache, layer, directions, arrays, new=()):
     k=(batch, *new, cache.num_key_heads, qk_width),
     v=(batch, *new, cache.num_key_heads, value_width),
   )
-  has_labels = any(group.labels for group in cache.groups)
+  has_buckets = any(group.buckets for group in cache.groups)
 
-  # A prompt needs queries only for labels.
+  # A prompt needs queries only for buckets.
   for (name, shape), x in zip(expected.items(), arrays, strict=True):
-    if name == "q" and x is None and new and not has_labels:
+    if name == "q" and x is None and new and not has_buckets:
       continue
     if not arguments.is_floating(x, shape):
       raise ValueError(

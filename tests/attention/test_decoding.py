@@ -209,7 +209,7 @@ def test_labels_are_small_beside_keys_and_values():
   def numbers(pattern):
     shape = dict(length=12_288, qk_width=64, num_heads=1)
     cache = jax.eval_shape(lambda: make(pattern, **shape))
-    return [x.shape[-1] for x in cache.groups[0].labels]
+    return [x.shape[-1] for x in cache.groups[0].buckets]
 
   assert numbers(LSH(64, 192, 4)) == [4]
   assert numbers(Routing(64, 128) | Local(128)) == [1]

@@ -77,15 +77,17 @@ def bind(
       if vectors is not None and np.shape(vectors)[-3] > 1:
         vectors = vectors[..., index, :, :]
 
-      # Rematerialization keeps them: decided again, they could differ.
-      decided = labels(content, q_BLHK, k_BMGK, vectors, segments=segments)
-      decided = checkpoint_name(decided, contract.SAVED_NAMES[-1])
-      sets.append(content.sets(decided, key_segments))
+      # Rematerialization keeps them: found again, they could differ.
+      buckets = find_buckets(
+        content, q_BLHK, k_BMGK, vectors, segments=segments
+      )
+      buckets = checkpoint_name(buckets, contract.SAVED_NAMES[-1])
+      sets.append(content.sets(buckets, key_segments))
     bound.append(tuple(sets))
   return tuple(bound)
 
 
-def labels(
+def find_buckets(
   content: Content,
   q_BLHK: jax.Array,
   k_BMGK: jax.Array,
@@ -103,7 +105,7 @@ def labels(
     segments: (of queries [B, L], of keys [B, M]); None for a single one.
 
   Returns:
-    int32 [B, H, n, labels], see `Content.find_buckets`.
+    int32 [B, H, n, buckets], see `Content.find_buckets`.
   """
   # In float32: which bucket is nearest should not depend on the dtype.
   drawn = content.directions(q_BLHK.shape[-1])

@@ -115,9 +115,9 @@ def _lay_out_chosen(pairs, tile):
   num_blocks = -(-n // size)
 
   # Entry e of a row is choice e % num_choices of query e // num_choices.
-  labels = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
-  labels = labels.reshape(batch * num_heads, n * num_choices)
-  groups = group_by_label(labels, num_blocks, tile)
+  blocks = jnp.where(pairs.blocks < 0, num_blocks, pairs.blocks)
+  blocks = blocks.reshape(batch * num_heads, n * num_choices)
+  groups = group_by_label(blocks, num_blocks, tile)
   choices = groups.entries.reshape(batch, num_heads, -1, tile)
   queries = choices // num_choices
 

@@ -19,6 +19,9 @@ import textwrap
 import numpy as np
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(sys.path[0]) / "tests"))
+
+from helpers import examples
 
 from sparse_transformer import attention, patterns, schema, tables
 from sparse_transformer.attention import find_pairs
@@ -59,28 +62,6 @@ SHOWN_HELD = {
 HELD = "figures/held.png"
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
-# Examples of these patterns.
-OF_CONTENT = {
-  name: tuple(patterns.parse(text)[0][0] for text in texts)
-  for name, texts in {
-    "LSH": (
-      "LSH(12, 8)",
-      "Local(6) | LSH(6, 8, rounds=2)",
-    ),
-    "Routing": (
-      "Routing(5, 12)",
-      "Local(6) | Routing(5, 6)",
-    ),
-    "Selected": (
-      "Selected(6)",
-      "Local(6) | Selected(4, 3)",
-    ),
-    "TopBlocks": (
-      "TopBlocks(6, 3)",
-      "Block(6) | TopBlocks(6, 3)",
-    ),
-  }.items()
-}
 # {name in configs: its factors in the second head}
 NAMED = {
   name: patterns.factorize(
@@ -125,8 +106,8 @@ def fill(path: pathlib.Path) -> str:
 
 def drawn() -> list[Pattern]:
   """All patterns in the gallery, each once."""
-  static = [p for e in patterns.examples().values() for p in e.small]
-  content = [p for shown in OF_CONTENT.values() for p in shown]
+  static = [p for e in examples.STATIC.values() for p in e.small]
+  content = [p for shown in examples.CONTENT.values() for p in shown]
   return list(dict.fromkeys([*static, *content]))
 
 
@@ -287,8 +268,8 @@ def _sections(level, catalogue):
   for name, cls in catalogue.items():
     yield f"{level} {name}"
     yield from _describe(cls)
-    is_static = name not in OF_CONTENT
-    shown = cls.examples().small if is_static else OF_CONTENT[name]
+    of_static = examples.STATIC.get(name)
+    shown = of_static.small if of_static else examples.CONTENT[name]
     shown = list(dict.fromkeys(shown))
     yield _table([f"`{pattern}`" for pattern in shown], shown)
 

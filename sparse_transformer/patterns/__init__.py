@@ -8,8 +8,8 @@ The paper's symbols (Child et al. 2019, arXiv 1904.10509): l is `stride`,
 `window` or `size`; c is `width`; p is the number of factors; A_i^(m) is row i
 of factor m.
 
-To add a pattern, write one class with `mask` and `examples`, in `catalogue` or
-in a module of your own, and decorate it with `register`.
+To add a pattern, write one class with a `mask`, in `catalogue` or in a module
+of your own, and decorate it with `register`.
 
 >>> pattern = Local(2) | Strided(3)
 >>> print(pattern.matrix(6).astype(int))
@@ -33,12 +33,10 @@ from sparse_transformer.patterns.base import (
   CATALOGUE as CATALOGUE,
   CONTENT as CONTENT,
   Difference as Difference,
-  Examples as Examples,
   Intersection as Intersection,
   Pattern as Pattern,
   Union as Union,
   check_fields as check_fields,
-  examples as examples,
   register as register,
   signature as signature,
 )

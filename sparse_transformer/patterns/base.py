@@ -18,8 +18,8 @@ Booleans: TypeAlias = Any
 class Pattern:
   """A set of pairs (query, key), both counted from 0.
 
-  A subclass is a frozen dataclass that defines `mask`, `orders` if its pairs
-  are scattered in natural order, and `examples` if it is registered.
+  A subclass is a frozen dataclass that defines `mask`, and `orders` if its
+  pairs are scattered in natural order.
   """
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
@@ -101,11 +101,6 @@ class Pattern:
     """
     checks.check_pattern(self, n)
 
-  @classmethod
-  def examples(cls) -> "Examples":
-    """The examples that tests and benchmarks run over."""
-    raise NotImplementedError(f"{cls.__name__} defines no examples")
-
   def __or__(self, other: "Pattern") -> "Union":
     return Union(self, other)
 
@@ -157,20 +152,6 @@ class Pattern:
     """The tiles that hold pairs, in this pattern's own orders."""
     self.check(n)
     return layout_lib.lay_out(self, n, tile)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Examples:
-  """Examples of one class of patterns, which tests and benchmarks run over."""
-
-  causal: tuple[Pattern, ...] = ()  # for sequences of about 100 positions
-  bidirectional: tuple[Pattern, ...] = ()  # the same, where the class has some
-  large: Pattern  # for a million positions
-
-  @property
-  def small(self) -> tuple[Pattern, ...]:
-    """All examples but the large one."""
-    return self.causal + self.bidirectional
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,14 +365,8 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 def register(cls: _Class) -> _Class:
   """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`.
 
-  Expressions (`parse`) can then name it, and tests, benchmarks and tables of
-  the docs include it. A class defined again, as in a notebook, replaces itself.
-
-  Args:
-    cls: has a docstring and, if static, `examples`.
-
-  Returns:
-    The class, so that this is a decorator.
+  Expressions (`parse`) can then name it. A class defined again, as in a
+  notebook, replaces itself. Returns the class, so that this is a decorator.
 
   Raises:
     ValueError: another class has its name.
@@ -409,11 +384,6 @@ def register(cls: _Class) -> _Class:
   registry = CATALOGUE if is_static else CONTENT
   registry[cls.__name__] = cls
   return cls
-
-
-def examples() -> dict[str, Examples]:
-  """Returns the examples of all registered static classes, by name."""
-  return {name: cls.examples() for name, cls in CATALOGUE.items()}
 
 
 def signature(cls: type[Pattern]) -> str:

@@ -1,4 +1,4 @@
-"""The catalogue of patterns: one class each, with its examples."""
+"""The catalogue of patterns: one class each."""
 
 import dataclasses
 import functools
@@ -11,7 +11,6 @@ from sparse_transformer.patterns.base import (
   CATALOGUE,
   Booleans,
   Checked,
-  Examples,
   Integers,
   Pattern,
   register,
@@ -26,10 +25,6 @@ class Causal(Pattern):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     return k <= q
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(causal=(cls(),), large=cls())
-
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +34,6 @@ class Full(Pattern):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     # True of all positions, in the shape of both sides.
     return (q >= 0) & (k >= 0)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(bidirectional=(cls(),), large=cls())
 
 
 @register
@@ -62,14 +53,6 @@ class Local(Checked):
     if self.causal:
       return (k <= q) & (q - k < self.window)
     return _within(q - k, self.window // 2)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(17), cls(1)),
-      bidirectional=(cls(7, causal=False),),
-      large=cls(1024),
-    )
 
 
 @register
@@ -95,14 +78,6 @@ class Dilated(Checked):
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     # Sorted by residue, the keys of a window lie side by side.
     return _by_residue(n, self.dilation)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(5, 3),),
-      bidirectional=(cls(5, 3, causal=False),),
-      large=cls(128, 64),
-    )
 
 
 @register
@@ -135,14 +110,6 @@ class Strided(Checked):
     # Column by column: each becomes a dense causal block.
     return _by_residue(n, self.stride, self.offset)
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(12), cls(12, offset=1)),
-      bidirectional=(cls(12, causal=False),),
-      large=cls(1024),
-    )
-
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -165,14 +132,6 @@ class Block(Checked):
       return (k <= q) & (distance <= self.previous)
 
     return _within(distance, self.previous)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(20), cls(6, previous=2)),
-      bidirectional=(cls(6, previous=1, causal=False),),
-      large=cls(128, previous=2),
-    )
 
 
 @register
@@ -213,14 +172,6 @@ class Summary(Checked):
     is_after = i % self.size >= self.size - self.shift * self.width
     return i, np.lexsort((is_after, ~self._is_summary(i)))
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(20, 3), cls(20, 3, 1)),
-      bidirectional=(cls(20, 3, causal=False),),
-      large=cls(128, 32),
-    )
-
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -242,10 +193,6 @@ class LogSparse(Checked):
     groups = range(0, 30, _PowerGaps.COUNT)
     distances = (_PowerGaps(2**i, self.window) for i in groups)
     return Local(self.window), *distances
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(causal=(cls(), cls(5)), large=cls())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,14 +237,6 @@ class Global(Checked):
     if self.causal:
       return (k <= q) & (k < self.size)
     return (q < self.size) | (k < self.size)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(3),),
-      bidirectional=(cls(3, causal=False),),
-      large=cls(64),
-    )
 
 
 @register
@@ -350,14 +289,6 @@ class RandomBlocks(Checked):
 
     # The first rows have no blocks to draw from.
     return hits & (count > 0)
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(4, 2), cls(3, 3, seed=5, first=1, last=2)),
-      bidirectional=(cls(4, 2, causal=False),),
-      large=cls(64, 3),
-    )
 
 
 # A mask has about 40 operations for each draw, which all run in every tile.
@@ -426,14 +357,6 @@ class Longformer(_Shorthand):
     window = Local(self.window, causal=self.causal)
     return window | Global(self.num_global, causal=self.causal)
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(7, 2),),
-      bidirectional=(cls(7, 2, causal=False),),
-      large=cls(512, 64),
-    )
-
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -475,14 +398,6 @@ class BigBird(_Shorthand):
     )
     return window | first | random
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(4, num_random=2),),
-      bidirectional=(cls(4, num_random=2, causal=False),),
-      large=cls(64),
-    )
-
 
 class _Raster(Checked):
   """An image pattern: i = (row * columns + column) * channels + channel."""
@@ -513,14 +428,6 @@ class Row(_Shorthand):
   def definition(self) -> Pattern:
     return Block(self.columns * self.channels, self.previous, self.causal)
 
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(4, 3), cls(4, 3, previous=1)),
-      bidirectional=(cls(4, 3, causal=False), cls(4, 3, 1, causal=False)),
-      large=cls(64, 3),
-    )
-
 
 @register
 @dataclasses.dataclass(frozen=True)
@@ -542,14 +449,6 @@ class Column(_Raster):
     # Column by column, from top to bottom in each.
     order = np.argsort(self._column(np.arange(n)), kind="stable")
     return order, order
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(4, 3),),
-      bidirectional=(cls(4, 3, causal=False),),
-      large=cls(64, 3),
-    )
 
 
 @register
@@ -581,14 +480,6 @@ class Neighborhood(_Raster):
     i = np.arange(n)
     order = np.lexsort((i, self._column(i) // 4, self._row(i) // 4))
     return order, order
-
-  @classmethod
-  def examples(cls) -> Examples:
-    return Examples(
-      causal=(cls(3, 3, 4, 3),),
-      bidirectional=(cls(3, 3, 4, 3, causal=False),),
-      large=cls(9, 9, 64, 3),
-    )
 
 
 def _within(distance: Integers, reach: int) -> Booleans:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
+from helpers.examples import STATIC
 
 from sparse_transformer import patterns
 from sparse_transformer.patterns import Block, Local, Pattern, Strided, Summary
@@ -74,10 +75,6 @@ class Comb(Pattern):
     i = np.arange(n)
     return i, np.argsort(i % self.step != 0, kind="stable")
 
-  @classmethod
-  def examples(cls):
-    return patterns.Examples(causal=(cls(20, 3),), large=cls(1000, 8))
-
 
 TABLE = jnp.array([5, 5, 2, 5, 2, 2, 7, 5, 2])
 
@@ -113,10 +110,8 @@ def registered(cls):
     del patterns.CATALOGUE[cls.__name__]
 
 
-EXAMPLES = patterns.examples()
-
 CAUSAL = (
-  *(pattern for e in EXAMPLES.values() for pattern in e.causal),
+  *(pattern for e in STATIC.values() for pattern in e.causal),
   Local(12) | Strided(12),
   Block(20) | Summary(20, 4),
   (Local(9) - Local(2)) & Strided(3),
@@ -126,7 +121,7 @@ CAUSAL = (
 )
 
 BIDIRECTIONAL = (
-  *(pattern for e in EXAMPLES.values() for pattern in e.bidirectional),
+  *(pattern for e in STATIC.values() for pattern in e.bidirectional),
   Block(20, causal=False) | Summary(20, 4, causal=False),
   Around(),
 )

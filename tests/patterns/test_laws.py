@@ -9,7 +9,7 @@ import dataclasses
 import hypothesis
 import numpy as np
 import pytest
-from helpers import catalogue
+from helpers import catalogue, examples
 from helpers.cases import soak
 from helpers.catalogue import Masked
 from helpers.errors import refused
@@ -108,23 +108,22 @@ def check_32_bits(pattern):
     np.testing.assert_array_equal(narrow, pattern.mask(q, k))
 
 
-def check_class(cls):
-  examples = cls.examples()
-  for pattern in (*examples.small, examples.large):
+def check_class(cls, found):
+  for pattern in (*found.small, found.large):
     assert type(pattern) is cls
     check_value(pattern)
-  for pattern in examples.small:
+  for pattern in found.small:
     check_pattern(pattern, 90, 16)
 
-  for pattern in examples.causal:
+  for pattern in found.causal:
     assert analysis.is_causal(pattern, 90)
-  for pattern in examples.bidirectional:
+  for pattern in found.bidirectional:
     assert not analysis.is_causal(pattern, 90)
 
-  forms = [examples.large]
-  if hasattr(examples.large, "causal"):
-    assert examples.bidirectional
-    forms.append(dataclasses.replace(examples.large, causal=False))
+  forms = [found.large]
+  if hasattr(found.large, "causal"):
+    assert found.bidirectional
+    forms.append(dataclasses.replace(found.large, causal=False))
   for pattern in forms:
     check_32_bits(pattern)
     pattern.check(2**17)
@@ -150,25 +149,30 @@ def check_count(pattern, n):
     assert len(pattern.keys(i, n)) == counts[i]
 
 
-@pytest.mark.parametrize("name", patterns.CATALOGUE)
+def test_every_registered_class_has_examples():
+  assert examples.STATIC.keys() == patterns.CATALOGUE.keys()
+  assert examples.CONTENT.keys() == patterns.CONTENT.keys()
+
+
+@pytest.mark.parametrize("name", examples.STATIC)
 def test_registered_class_obeys_all_laws(name):
-  check_class(patterns.CATALOGUE[name])
+  check_class(patterns.CATALOGUE[name], examples.STATIC[name])
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("name", patterns.CATALOGUE)
+@pytest.mark.parametrize("name", examples.STATIC)
 def test_pairs_of_the_large_example_are_counted_exactly(name, n):
-  check_count(patterns.CATALOGUE[name].examples().large, n)
+  check_count(examples.STATIC[name].large, n)
 
 
 def test_new_class_obeys_all_laws_once_it_is_registered():
   with refused("unknown"):
     patterns.parse("Comb(20, 3)")
   with catalogue.registered(catalogue.Comb) as cls:
-    check_class(cls)
-    check_count(cls.examples().large, 2**16)
+    found = examples.of("Comb(20, 3)", "", "Comb(1000, 8)")
+    check_class(cls, found)
+    check_count(found.large, 2**16)
     check_pattern(patterns.parse("Strided(5) | Comb(20, 3)")[0][0], 70, 8)
-    assert patterns.examples()["Comb"].causal == cls.examples().causal
   assert "Comb" not in patterns.CATALOGUE
 
 

@@ -372,5 +372,5 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   full = command._preset("", weights, dict(starts=starts))
 
   assert full.model.num_layers == depth
-  tables = data.make_scans(full.data.orders, shape).tables.values()
+  tables = data.Scans(full.data.orders, shape).tables.values()
   assert [*map(len, tables)] == [n for x, n in starts.items() if x != "sos_aa"]

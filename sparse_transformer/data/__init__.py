@@ -1,24 +1,22 @@
 """Data as sequences of symbols, and batches as a function of (seed, step)."""
 
 from sparse_transformer.data import (
-  cifar10 as cifar10,  # each module registers its sources, or scans
+  cifar10 as cifar10,  # each module registers its sources
   generated as generated,
   images as images,
   labelled as labelled,
   listops as listops,
-  scans as scans,
   streams as streams,
 )
 from sparse_transformer.data.batches import Lazy as Lazy, batches as batches
+from sparse_transformer.data.scans import Scans as Scans
 from sparse_transformer.data.sources import (
   SOURCES as SOURCES,
   Images as Images,
-  Scans as Scans,
   Sequences as Sequences,
   Source as Source,
   Stream as Stream,
   count_frames as count_frames,
-  make_scans as make_scans,
   register as register,
   source as source,
 )

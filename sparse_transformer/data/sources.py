@@ -6,13 +6,14 @@ import os
 import pathlib
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sparse_transformer.data import files as files_lib, text
 from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.codecs import Codec
+from sparse_transformer.data.scans import Scans
 from sparse_transformer.data.splits import SPLITS
 
 # The class is in ml_collections, which only commands need.
@@ -24,69 +25,6 @@ Files = Callable[[], Sequence[pathlib.Path]] | None
 Digest = dict[str, int | str | list[int]]
 # Tokens, and which of them are scored.
 Window = tuple[np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True)
-class Scans:
-  """The scans of a source's examples: here a single one, without labels.
-
-  A scan is an order in which the network reads the symbols of an example. It
-  has one label for each name in `data.orders`; `SCANS` has others.
-
-  Attributes:
-    tables: by name, the places of positions in the example, int32 [labels, n];
-      label 0 is the example as it is.
-  """
-
-  tables: ClassVar[Mapping[str, np.ndarray]] = {}
-
-  def __len__(self) -> int:
-    """The number of labels of a scan."""
-    return len(self.tables)
-
-  def draw(self, *seed: int) -> tuple[int, ...]:
-    """Draws a label of each kind, all with the same probability.
-
-    Args:
-      *seed: integers; equal ones give equal labels.
-    """
-    return ()
-
-  def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """The labels that a user asks for.
-
-    Args:
-      words: NAME=LABEL, at most one for each kind; the others are 0.
-
-    Raises:
-      ValueError: there is no such name or label.
-    """
-    if words:
-      raise ValueError(
-        f"--order={words[0]} must be of data.orders: there are none"
-      )
-    return ()
-
-  def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Puts an example into the order of a scan.
-
-    Args:
-      example_L: its symbols in their own order.
-      labels: of the scan, one of each kind.
-
-    Returns:
-      A row for the network: the symbols, then the labels.
-    """
-    return example_L
-
-  def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Puts rows back into the order of examples: inverts `arrange`.
-
-    Args:
-      rows_BL: symbols in the order of a scan, without labels.
-      labels: of the scan, one of each kind.
-    """
-    return rows_BL
 
 
 class _Data:
@@ -420,8 +358,6 @@ Factory = TypeVar("Factory", bound=Callable[..., Source])
 SOURCES: dict[str, Callable[..., Source]] = {}
 # The names of those that read no `data.path`.
 WITHOUT_PATH: set[str] = set()
-# Makes scans of `names` and `shape`: `scans.py` adds itself.
-SCANS: list[Callable[..., Scans]] = []
 
 
 def register(
@@ -455,18 +391,6 @@ def register(
   return add
 
 
-def make_scans(names: Sequence[str], shape: Sequence[int]) -> Scans:
-  """The scans of images of a shape that `data.orders` names.
-
-  Raises ValueError if a name is unknown, or such images do not have it.
-  """
-  if not names:
-    return Scans()
-  # `scans` imports this module, which therefore cannot import it.
-  (make,) = SCANS
-  return make(names=tuple(names), shape=tuple(shape))
-
-
 def source(config: ConfigDict, labels: bool = True) -> Source:
   """Makes the source that the `data` group of a config selects.
 
@@ -497,7 +421,7 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
     )
 
   if isinstance(made, Images):
-    scans = make_scans(config.orders, made.shape)
+    scans = Scans(tuple(config.orders), made.shape)
     return dataclasses.replace(made, scans=scans)
   if config.orders:
     raise ValueError(

@@ -9,14 +9,14 @@ import pytest
 from helpers import networks, runs
 from helpers.errors import refused
 
-from sparse_transformer.data import make_scans
+from sparse_transformer.data import Scans
 from sparse_transformer.model import sampling, transformer
 from sparse_transformer.training.experiment import Experiment
 
 SHAPE = (4, 4, 3)
 KINDS = ("rotation", "colors", "transposition", "jigsaw")
 IMAGE = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
-EVERY = make_scans((*KINDS, "reverse", "random:5"), SHAPE)
+EVERY = Scans((*KINDS, "reverse", "random:5"), SHAPE)
 
 
 def jigsaw(order):
@@ -185,4 +185,4 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
 @pytest.mark.parametrize("name", ["rotation", "transposition", "jigsaw"])
 def test_order_needs_images_that_have_it(name):
   with refused(f"images of .5, 4, 1. have no '{name}'"):
-    make_scans((name,), (5, 4, 1))
+    Scans((name,), (5, 4, 1))

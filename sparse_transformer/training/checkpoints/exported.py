@@ -189,7 +189,7 @@ def _described(metadata):
     symbols=vocabulary["symbols"],
     separator=vocabulary["separator"],
     classes=vocabulary.get("classes", ()),
-    scans=data.make_scans(config.data.orders, shape),
+    scans=data.Scans(tuple(config.data.orders), tuple(shape)),
   )
   return config, source
 

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from helpers import catalogue, runs
+from helpers.reference_reach import reach
 
 from configs import digits
 from sparse_transformer import patterns
@@ -71,7 +72,7 @@ def test_pattern_of_a_user():
   assert second["heads"] == [1]
   assert nothing["pairs"] == nothing["cache"] == nothing["computed"] == 0
 
-  seen = patterns.reach(((thirds, local), (thirds,)), 64)
+  seen = reach(((thirds, local), (thirds,)), 64)
   missing, *_ = np.argwhere(~seen & np.tri(64, dtype=bool))
 
   assert result["reach"]["missing"] == missing.tolist()

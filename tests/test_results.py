@@ -6,10 +6,10 @@ import shutil
 import numpy as np
 import pytest
 from helpers import runs
+from helpers.reference_reach import reach
 
 from benchmarks import record
 from benchmarks.readme import __main__ as pages, receptive
-from sparse_transformer import patterns
 
 pytestmark = pytest.mark.tools
 
@@ -50,7 +50,7 @@ def layers(text, number):
 )
 def test_receptive_fields_are_products_of_masks_over_layers(text):
   network = layers(text, 3)
-  expected = patterns.reach(network, 64)[-receptive.LAST :]
+  expected = reach(network, 64)[-receptive.LAST :]
   np.testing.assert_array_equal(receptive.reach(network, 64), expected)
 
 

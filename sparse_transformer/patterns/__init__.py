@@ -27,7 +27,6 @@ from sparse_transformer.patterns import analysis as analysis
 from sparse_transformer.patterns.analysis import (
   first_leak as first_leak,
   has_pairs as has_pairs,
-  reach as reach,
 )
 from sparse_transformer.patterns.base import (
   CATALOGUE as CATALOGUE,

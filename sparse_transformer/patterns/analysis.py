@@ -292,31 +292,6 @@ def cache_size(pattern: Pattern, n: int) -> int:
   return int(np.cumsum(changes).max())
 
 
-def reach(layers: Layers, n: int) -> np.ndarray:
-  """Returns the inputs that each position sees through all layers.
-
-  This includes the residual stream: every position keeps what it has.
-
-  Args:
-    layers: the patterns of each layer's heads.
-    n: positions; this does n x n work.
-
-  Returns:
-    Booleans [n, n], one row for each position.
-  """
-  _check(layers, n)
-
-  # Products of float32 are fast, and exact here: they count less than 2**24
-  # paths, and only whether there are any is kept.
-  seen = np.eye(n, dtype=np.float32)
-  for heads in layers:
-    paths = np.eye(n, dtype=np.float32)
-    for pattern in set(heads):
-      paths += pattern.matrix(n)
-    seen = np.minimum(paths @ seen, 1)
-  return seen > 0
-
-
 def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
   """Finds the positions that the last ones can depend on, through all layers.
 
@@ -386,9 +361,10 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   4,096 are followed as exactly if the network is causal, since a path stays
   between its key and its query; the rest is sampled with 64 inputs.
   """
-  _check(layers, n)
+  heads = list(itertools.chain.from_iterable(layers))
+  for pattern in heads:
+    pattern.check(n)
 
-  heads = itertools.chain.from_iterable(layers)
   causal = all(is_causal(pattern, n) for pattern in set(heads))
   if n <= EXACT:
     positions = n

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
+from helpers.reference_reach import reach
 from helpers.small_data import source_of
 
 from configs import repeat
-from sparse_transformer import data, patterns
+from sparse_transformer import data
 from sparse_transformer.training.experiment import Experiment
 
 
@@ -96,7 +97,7 @@ def test_repeat_is_learned_if_keys_are_a_period_back(pattern, sees):
   config.update_from_flattened_dict(changes)
   experiment = Experiment(config)
   # Key k holds symbol k - 1, and the first key none.
-  q, k = np.nonzero(patterns.reach(experiment.model.patterns, 256))
+  q, k = np.nonzero(reach(experiment.model.patterns, 256))
   assert np.any((k > 0) & ((q + 1 - k) % 32 == 0)) == sees
 
   state = experiment.first_state()

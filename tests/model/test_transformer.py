@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from helpers import networks
 from helpers.networks import LENGTH, assign
+from helpers.reference_reach import reach
 
-from sparse_transformer import model, patterns
+from sparse_transformer import model
 from sparse_transformer.patterns import Local
 
 
@@ -112,7 +113,7 @@ def test_gradient_is_exactly_zero_where_the_patterns_do_not_reach(
   assert np.isfinite(grads).all()
   found = (grads != 0).any(-1)
   expected = np.zeros((LENGTH, LENGTH), bool)
-  expected[:, :-1] = patterns.reach(config.patterns, LENGTH)[:, 1:]
+  expected[:, :-1] = reach(config.patterns, LENGTH)[:, 1:]
 
   np.testing.assert_array_equal(found, expected)
   assert not np.triu(found).any()  # position i: from those before it only

@@ -173,7 +173,6 @@ def nothing(n):
     lambda p: p.layout(20, 4),
     lambda p: patterns.has_pairs(p, 20),
     lambda p: patterns.first_leak(p, 20),
-    lambda p: patterns.reach(((p,),), 20),
     lambda p: analysis.is_causal(p, 20),
     lambda p: analysis.keys_per_query(p, 20),
     lambda p: analysis.last_readers(p, 20),

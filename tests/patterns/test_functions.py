@@ -158,7 +158,7 @@ def test_a_matrix_is_refused_for_another_number_of_positions(n):
       pattern.matrix,
       pattern.pairs,
       functools.partial(analysis.is_causal, pattern),
-      functools.partial(patterns.reach, ((pattern,),)),
+      functools.partial(analysis.measure_reach, ((pattern,),)),
     ):
       with refused(f"has 90 positions, but {n}"):
         use(n)

@@ -60,16 +60,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_338,
-  "benchmarks": 26_061,
+  "benchmarks": 26_078,
   "commands": 20_119,
-  "data": 14_406,
+  "data": 14_237,
   "figures": 2_794,
-  "library": 137_584,
+  "library": 136_451,
   "model": 12_292,
-  "patterns": 16_773,
+  "patterns": 15_803,
   "targets": 3_723,
-  "tests": 166_824,
-  "training": 26_139,
+  "tests": 167_127,
+  "training": 26_145,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -130,12 +130,14 @@ def write_config(
   kept = [(number, x) for number, x in recorded if number < step]
   if changes:
     kept.append((step, changes))
-  lines = [json.dumps(dict(step=x, changes=y)) + "\n" for x, y in kept]
+  text = ""
+  for number, fields in kept:
+    text += json.dumps(dict(step=number, changes=fields)) + "\n"
 
   path = folder / CHANGES
   before = path.read_text() if path.exists() else ""
-  if before != "".join(lines):
-    atomic.write_text(path, "".join(lines))
+  if before != text:
+    atomic.write_text(path, text)
     for name, (old, new) in (changes or {}).items():
       print(f"{name} was {old!r}, is {new!r} from now on", file=sys.stderr)
 

@@ -59,10 +59,10 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   failed = []
   avoided = {}
   while verdicts := list(check(requests)):
-    name, path, faults = verdicts[-1]
+    name, _, faults = verdicts[-1]
     if not faults:
       break
-    failed.append((name, path, faults))
+    failed.append(verdicts[-1])
     avoided[name] = "it failed its check"
     registry.avoid(avoided)
 

@@ -191,8 +191,7 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
       line = json.loads(text)
       needed = NEEDED.get(line["split"], ())
-      present = NUMBERS & line.keys()
-      numbers = {"step"}.union(needed, present)
+      numbers = {"step"}.union(needed, NUMBERS & line.keys())
       if all(isinstance(line[name], int | float) for name in numbers):
         lines.append(line)
 

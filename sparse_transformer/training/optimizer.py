@@ -94,8 +94,7 @@ def rate(kind: str, due: Schedule) -> jax.Array:
   step, steps, warmup, peak, minimum = map(jnp.asarray, due)
   decayed = step - warmup
   rest = jnp.maximum(1, steps - warmup)
-  last = jnp.round(DECAY * rest)
-  last = jnp.maximum(1, last)
+  last = jnp.maximum(1, jnp.round(DECAY * rest))
 
   # The share of `steps` that has passed at a step, times `of`.
   def gone(step, steps, of=1):

@@ -144,9 +144,8 @@ def gather(value: Any) -> list[Any]:
   width = max(1024, 1 << (longest - 1).bit_length())
 
   # JSON text is ASCII, one byte per character; spaces after it mean nothing.
-  padded = text.ljust(width).encode()
-  characters = np.frombuffer(padded, np.uint8)
-  rows = multihost_utils.process_allgather(characters)
+  padded = np.frombuffer(text.ljust(width).encode(), np.uint8)
+  rows = multihost_utils.process_allgather(padded)
   return [json.loads(row.tobytes()) for row in rows]
 
 
@@ -205,13 +204,12 @@ class Stops(Signals):
 def _largest(number):
   """The largest of the numbers of all processes, without waiting for it."""
   mesh = jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,))
-  one_each = NamedSharding(mesh, PartitionSpec("all"))
   whole = NamedSharding(mesh, PartitionSpec())
 
   # Each device gives the number of its process, and gets the maximum.
   numbers = jax.make_array_from_callback(
     shape=(mesh.size,),
-    sharding=one_each,
+    sharding=NamedSharding(mesh, PartitionSpec("all")),
     data_callback=lambda _: np.array([number], np.int32),
   )
   return _maximum(whole)(numbers)

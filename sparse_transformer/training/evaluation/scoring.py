@@ -157,16 +157,13 @@ def score(
       num = min(batch_size, len(windows) - start)
       tokens_BL, scored_BL = _place(windows, start, batch_size, sharding)
       with jax.set_mesh(cast(Mesh, sharding.mesh)):
-        nats_BL = losses(tokens_BL)
-      # A classifier's losses come with whether the labels are predicted.
-      hits_B = None
-      if isinstance(nats_BL, tuple):
-        nats_BL, hits_B = nats_BL
+        result = losses(tokens_BL)
 
       # Each process adds up the whole batch, without the rows that fill it.
-      batch = process_allgather((nats_BL, scored_BL, hits_B), tiled=True)
-      batch = jax.tree.map(lambda x, num=num: x[:num], batch)
-      nats_BL, scored_BL, hits_B = batch
+      batch = process_allgather((result, scored_BL), tiled=True)
+      result, scored_BL = jax.tree.map(lambda x, num=num: x[:num], batch)
+      # A classifier's losses come with whether labels are predicted.
+      nats_BL, hits_B = result if isinstance(result, tuple) else (result, None)
       tally.add(nats_BL, scored_BL, hits_B)
       advance(num)
 

@@ -156,17 +156,8 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   """The `Head` with these scores and pairs; a sink of -inf stands for none."""
   # A sink is one more key, which all queries see, with a constant score.
   margin = (0, 0), (0, 1)
-  has_sink = sink > -np.inf
-  scores = jnp.pad(
-    scores_LM,
-    margin,
-    constant_values=sink,
-  )
-  where = np.pad(
-    mask_LM,
-    margin,
-    constant_values=has_sink,
-  )
+  scores = jnp.pad(scores_LM, margin, constant_values=sink)
+  where = np.pad(mask_LM, margin, constant_values=sink > -np.inf)
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
   # The mean is over the queries that have keys; the sink adds to the entropy.

@@ -78,7 +78,7 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   asked = math.prod(size for size in axes.values() if size != -1)
   if devices is None:
     devices = max(asked, jax.device_count()) if rest else asked
-  if asked > devices or devices % asked or (not rest and asked != devices):
+  if devices % asked or (not rest and asked != devices):
     raise ValueError(
       f"{words} needs {'a multiple of ' if rest else ''}{asked} devices, but"
       f" there are {devices}; change an axis; -1 stands for the devices left"

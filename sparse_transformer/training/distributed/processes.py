@@ -144,8 +144,9 @@ def gather(value: Any) -> list[Any]:
   width = max(1024, 1 << (longest - 1).bit_length())
 
   # JSON text is ASCII, one byte per character; spaces after it mean nothing.
-  padded = np.frombuffer(text.ljust(width).encode(), np.uint8)
-  rows = multihost_utils.process_allgather(padded)
+  padded = text.ljust(width).encode()
+  characters = np.frombuffer(padded, np.uint8)
+  rows = multihost_utils.process_allgather(characters)
   return [json.loads(row.tobytes()) for row in rows]
 
 

@@ -159,12 +159,11 @@ def score(
       with jax.set_mesh(cast(Mesh, sharding.mesh)):
         result = losses(tokens_BL)
 
-      # Each process adds up the whole batch, without the rows that fill it.
-      batch = process_allgather((result, scored_BL), tiled=True)
-      result, scored_BL = jax.tree.map(lambda x, num=num: x[:num], batch)
-      # A classifier's losses come with whether labels are predicted.
-      nats_BL, hits_B = result if isinstance(result, tuple) else (result, None)
-      tally.add(nats_BL, scored_BL, hits_B)
+      # Each process adds up the whole batch, without the rows that fill it. A
+      # classifier also gives hits.
+      batch = process_allgather((scored_BL, result), tiled=True)
+      scored_BL, nats_BL, *hits_B = [x[:num] for x in jax.tree.leaves(batch)]
+      tally.add(nats_BL, scored_BL, *hits_B)
       advance(num)
 
   return tally

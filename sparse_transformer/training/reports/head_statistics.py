@@ -63,6 +63,7 @@ def collect(
   # bounds, where JAX drops what is written.
   slots = np.full(model.num_layers, num_drawn)
   slots[drawn] = np.arange(num_drawn)
+  period = model_lib.period(model)
 
   @jax.jit
   def run(params, tokens_BL):
@@ -71,7 +72,7 @@ def collect(
     def attend(kept, layer, index, inputs):
       # Layers are scanned: `index` counts the periods before, and `layer` is
       # the place in a period.
-      number = layer + model_lib.period(model) * index
+      number = layer + period * index
       slot = jnp.asarray(slots)[number]
 
       # Heads of a group share their keys.
@@ -156,8 +157,16 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   """The `Head` with these scores and pairs; a sink of -inf stands for none."""
   # A sink is one more key, which all queries see, with a constant score.
   margin = (0, 0), (0, 1)
-  scores = jnp.pad(scores_LM, margin, constant_values=sink)
-  where = np.pad(mask_LM, margin, constant_values=sink > -np.inf)
+  scores = jnp.pad(
+    scores_LM,
+    margin,
+    constant_values=sink,
+  )
+  where = np.pad(
+    mask_LM,
+    margin,
+    constant_values=sink > -np.inf,
+  )
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
   # The mean is over the queries that have keys; the sink adds to the entropy.

@@ -57,12 +57,13 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
   >>> plan_cache(Local(2), 5).slots.tolist()
   [0, 1, 0, 1, 0]
   """
-  kept = kept_pairs(pattern)
   if not analysis.is_causal(pattern, n):
     raise ValueError(
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
       " step; use a causal pattern"
     )
+  # Labels may depend on any earlier key.
+  kept = Causal() if pattern.contents() else pattern
   last = analysis.last_readers(kept, n)
 
   # A slot is free once its key has had its last reader.
@@ -86,11 +87,6 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
     size=size,
     most_keys=analysis.most_keys(pattern, n),
   )
-
-
-def kept_pairs(pattern: Pattern) -> Pattern:
-  """The pairs that keys are kept for: buckets may depend on any earlier key."""
-  return Causal() if pattern.contents() else pattern
 
 
 @jax.tree_util.register_dataclass

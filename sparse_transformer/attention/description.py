@@ -65,7 +65,7 @@ def _describe(pattern, heads, request, backend):
   # Only causal patterns can be decoded step by step.
   cached_keys = None
   if analysis.is_causal(pattern, n):
-    cached_keys = analysis.cache_size(cached_group.kept_pairs(pattern), n)
+    cached_keys = cached_group.plan_cache(pattern, n).size
 
   return Description(
     pattern=pattern,

@@ -272,26 +272,6 @@ def last_readers(pattern: Pattern, n: int) -> np.ndarray:
   return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
 
 
-def cache_size(pattern: Pattern, n: int) -> int:
-  """Returns the largest number of keys that decoding must hold at once.
-
-  At query t: the keys up to t that it or a later query attends to.
-
-  >>> from sparse_transformer.patterns import Local
-  >>> cache_size(Local(4), 100)
-  4
-  """
-  keys = np.arange(n)
-  last = last_readers(pattern, n)
-  is_read = last >= keys
-
-  # A key is held from its own position to its last reader: add one there, and
-  # take it away after that.
-  changes = np.bincount(keys[is_read], minlength=n + 1)
-  changes -= np.bincount(last[is_read] + 1, minlength=n + 1)
-  return int(np.cumsum(changes).max())
-
-
 def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
   """Finds the positions that the last ones can depend on, through all layers.
 

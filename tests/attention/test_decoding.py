@@ -15,14 +15,16 @@ from helpers.errors import refused
 from hypothesis import strategies as st
 
 from sparse_transformer import attention
+from sparse_transformer.attention.cached_group import plan_cache
 from sparse_transformer.patterns import (
   LSH,
+  Block,
   Causal,
   Local,
   Routing,
   Strided,
+  Summary,
   TopBlocks,
-  analysis,
 )
 
 BATCH = 2
@@ -39,15 +41,34 @@ LENGTH = 40
   st.sampled_from(catalogue.CAUSAL), st.integers(1, 70), st.data()
 )
 def test_slots_hold_the_keys_of_every_row(pattern, n, data):
-  plan = attention.cached_group.plan_cache(pattern, n)
-  assert plan.size == analysis.cache_size(pattern, n)
+  plan = plan_cache(pattern, n)
   matrix = pattern.matrix(n)
+  # At each query, the keys so far that it or a later one reads.
+  i = np.arange(n)
+  last = np.where(matrix, i[:, None], -1).max(0)
+  is_held = (i <= i[:, None]) & (last >= i[:, None])
+  assert plan.size == is_held.sum(1).max()
+
   start = data.draw(st.integers(0, n))
   # First what a prompt leaves, then what the steps write.
   held = plan.held(start)
   for t in range(start, min(n, start + 20)):
     held[plan.slots[t]] = t
     assert np.isin(np.flatnonzero(matrix[t]), held[: plan.size]).all()
+
+
+@pytest.mark.parametrize(
+  "pattern, size",
+  [
+    (Causal(), 2**15),
+    (Local(1024) | Strided(1024), 2**15 - 1023),
+    (Block(1024), 1024),
+    (Summary(1024, 32), 32 * 32),
+  ],
+  ids=str,
+)
+def test_slots_of_long_sequences(pattern, size):
+  assert plan_cache(pattern, 2**15).size == size
 
 
 # Steps.

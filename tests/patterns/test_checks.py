@@ -176,7 +176,6 @@ def nothing(n):
     lambda p: analysis.is_causal(p, 20),
     lambda p: analysis.keys_per_query(p, 20),
     lambda p: analysis.last_readers(p, 20),
-    lambda p: analysis.cache_size(p, 20),
     lambda p: analysis.count_tiles(p, 20, 4),
     lambda p: analysis.measure_reach(((p,),), 20),
   ],

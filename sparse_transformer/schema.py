@@ -401,9 +401,6 @@ class Eval(Group):
   sequences: int = field(
     256, "validation sequences during training; 0: all", affects="updates"
   )
-  samples: int = field(
-    0, "sequences to sample at each validation; 0: none", affects="nothing"
-  )
 
 
 @dataclass(frozen=True, kw_only=True)

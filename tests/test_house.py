@@ -75,8 +75,7 @@ LIMITS = {
 UNSET = {
   "of the machine": "attention.backend attention.check train.accumulation"
   " mesh.data mesh.fsdp mesh.sequence mesh.tensor",
-  "of one run": "train.seed train.init_from train.init_partial"
-  " eval.samples checkpoint.keep",
+  "of one run": "train.seed train.init_from train.init_partial checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes data.splits",
   "of options that were compared": "optimizer.beta1 model.max_span",

@@ -278,7 +278,6 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
     yield tokens_BC, time.perf_counter() - start
 
 
-# A run samples again and again, after each validation.
 @functools.lru_cache(maxsize=8)
 def _prefill(decoder):
   return jax.jit(decoder.prefill)

@@ -36,7 +36,7 @@ from sparse_transformer.training import (
 )
 from sparse_transformer.training.checkpoints import store
 from sparse_transformer.training.distributed import mesh, processes
-from sparse_transformer.training.evaluation import samples, scoring
+from sparse_transformer.training.evaluation import scoring
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.profile import Profile
 from sparse_transformer.training.step import State
@@ -193,8 +193,6 @@ def check(experiment: Experiment) -> None:
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
-  if config.eval.samples:
-    samples.decoder(experiment)
 
   # What the step itself needs is known only when it is compiled: `_compile`.
   state = costs.bytes_on_device(experiment.like, sizes)
@@ -426,7 +424,6 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
           processes.say(metrics.as_line(step, "train", values))
 
       # Only these wait for the step. It is judged first: nothing non-finite is
-      # saved or validated. It is judged first: nothing non-finite is
       # saved or validated.
       if logs or validates or saves:
         monitor.flush()
@@ -502,7 +499,7 @@ def _finite(measured):
 
 
 def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
-  """Scores the averaged weights on validation data, and draws samples.
+  """Scores the averaged weights on validation data.
 
   Returns the loss in bits per dim.
   Raises FloatingPointError if it is non-finite.
@@ -535,13 +532,5 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   if tally.accuracy is not None:
     values["accuracy"] = tally.accuracy
   run.writer.write(step, "validation", **values, **watch.times())
-
-  # A run goes on without samples; the next step sees a signal.
-  if settings.samples:
-    with contextlib.suppress(signals.Stopped), metrics.attempt("sampling"):
-      shown = samples.draw_in_training(
-        experiment, state, run.writer.workdir, run.stops.check
-      )
-      run.writer.show(step, "validation", "samples", shown)
 
   return bits

@@ -12,7 +12,6 @@ from typing import Any, Self, TextIO
 
 import jax
 import numpy as np
-from PIL import Image
 from tensorboardX import SummaryWriter
 
 from sparse_transformer import atomic, signals
@@ -121,26 +120,6 @@ class Writer:
         tag = "/".join([name, *map(str, i)])
         self._boards[split].add_scalar(tag, x, step)
     say(as_line(step, split, values))
-
-  def show(
-    self, step: int, split: str, tag: str, content: str | pathlib.Path
-  ) -> None:
-    """Shows something on TensorBoard.
-
-    Args:
-      step: at which it was made.
-      split: train or validation.
-      tag: its name there.
-      content: a text in Markdown, or the path of a PNG file.
-    """
-    if not self._file:
-      return
-    if isinstance(content, str):
-      self._boards[split].add_text(tag, content, step)
-      return
-    with Image.open(content) as image:
-      pixels = np.asarray(image)
-    self._boards[split].add_image(tag, pixels, step, dataformats="HWC")
 
 
 @contextlib.contextmanager

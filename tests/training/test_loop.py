@@ -16,7 +16,6 @@ from helpers.errors import refused
 from sparse_transformer import machine, signals, version
 from sparse_transformer.training import costs, loop, metrics, optimizer
 from sparse_transformer.training.checkpoints import store
-from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.stopwatch import Stopwatch
 
@@ -57,12 +56,8 @@ def test_run_writes_everything_it_promises(tmp_path):
   assert end["peak_bytes"] > 2**20
 
 
-def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
-  changes = {
-    "eval.every": 2,
-    "eval.samples": 2,
-  }
-  config = runs.tiny(**changes)
+def test_run_says_what_it_does_and_writes_a_trace(tmp_path, capsys):
+  config = runs.tiny(**{"eval.every": 2})
   folder = tmp_path / "a run"
   loop.train(config, folder, profile=range(3, 5))  # without validations
   out, err = capsys.readouterr()
@@ -92,9 +87,6 @@ def test_run_says_what_it_does_and_shows_samples_and_a_trace(tmp_path, capsys):
     f" {least['step']}; to evaluate the best saved: python eval.py"
     f" '--workdir={folder}' --step=best"
   )
-  (path,) = (folder / "events" / "validation").iterdir()
-  assert path.read_bytes().count(b"\x89PNG") == 2  # after steps 2 and 4
-  assert (folder / "samples.png").exists()
   assert not err
 
   loop.train(config, folder, profile=[4])  # as the same command, to resume
@@ -119,45 +111,14 @@ def test_profile_and_pictures_that_fail_end_no_run(
   monkeypatch.setattr(jax.profiler, "start_trace", lambda *_, **__: None)
   monkeypatch.setattr(jax.profiler, "stop_trace", fail)
   monkeypatch.setattr(loop, "save_patterns", fail)
-  monkeypatch.setattr(loop.samples, "draw_in_training", fail)
-  config = runs.tiny(
-    **{
-      "eval.every": 3,
-      "eval.samples": 2,
-    }
-  )
 
-  assert int(loop.train(config, tmp_path, profile=[2]).step) == 4
+  assert int(loop.train(runs.tiny(), tmp_path, profile=[2]).step) == 4
   out, err = capsys.readouterr()
-  failed = ("the picture of the patterns", "the profile", *["sampling"] * 2)
+  failed = "the picture of the patterns", "the profile"
   lines = [f"{what} failed: OSError: disk full" for what in failed]
 
   assert err.splitlines() == lines
   assert "profiled" not in out
-
-
-@pytest.mark.soak
-def test_samples_of_documents_are_shown_as_text(tmp_path):
-  (tmp_path / "texts").mkdir()
-  for name in "abc":
-    (tmp_path / "texts" / name).write_text(f"text {name} " * 50)
-  changes = {
-    "data.documents": True,
-    "eval.samples": 1,
-    "train.steps": 2,
-  }
-  config = runs.text(tmp_path / "texts", **changes)
-  loop.train(config, tmp_path / "run")
-
-  assert (tmp_path / "run" / "samples.txt").stat().st_size == 32
-  (path,) = (tmp_path / "run" / "events" / "validation").iterdir()
-  assert b"samples/text_summary" in path.read_bytes()
-
-
-def test_samples_during_training_need_a_single_process(monkeypatch):
-  monkeypatch.setattr(processes, "are_several", lambda: True)
-  with refused("eval.samples must be 0 with several"):
-    loop.check(Experiment(runs.tiny(**{"eval.samples": 2})))
 
 
 def test_checkpoint_has_the_validation_of_its_own_step_or_none(tmp_path):

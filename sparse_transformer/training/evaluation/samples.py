@@ -4,8 +4,6 @@ import dataclasses
 import math
 import os
 import pathlib
-import textwrap
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,7 @@ from sparse_transformer import atomic, data, model as model_lib
 from sparse_transformer.data import files
 from sparse_transformer.figures import style
 from sparse_transformer.model import sampling
-from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
-from sparse_transformer.training.step import State
 
 TEXTS = ".txt", ".fasta"  # suffixes of samples that can be printed
 MAX_TEXT = 4000  # bytes of sampled text that are shown
@@ -42,8 +38,8 @@ def decoder(
     labels: of the order of an image, see `data.Scans.labels`.
     length: the most symbols of a sequence; by default as in training.
 
-  Raises ValueError if there are several processes, the data have labels, or the
-  network cannot have that length.
+  Raises ValueError if the data have labels, or the network cannot have that
+  length.
   """
   network = experiment.model
   source = experiment.source
@@ -51,10 +47,6 @@ def decoder(
     raise ValueError(
       f"data.name={experiment.config.data.name} has labelled examples, and only"
       " images and streams are sampled; eval.py scores it"
-    )
-  if processes.are_several():
-    raise ValueError(
-      "eval.samples must be 0 with several processes; sample after training"
     )
 
   # A longer sequence is drawn from the same network with another length, which
@@ -80,43 +72,6 @@ def decoder(
   if cached and network.separator is None:
     return sampling.Cached(network, labels)
   return sampling.Recompute(apply, network.length, labels)
-
-
-def draw_in_training(
-  experiment: Experiment,
-  state: State,
-  folder: pathlib.Path,
-  check_stop: Callable[[], None],
-) -> str | pathlib.Path:
-  """Draws `eval.samples` sequences, and writes them into a folder.
-
-  Args:
-    experiment: the run's.
-    state: the state whose averaged weights draw. The random numbers are the
-      same at all steps, so that pictures of two steps can be compared.
-    folder: the workdir.
-    check_stop: called after each symbol; may raise an exception.
-
-  Returns what TensorBoard can show: a text, or the path of a picture.
-  """
-  config = experiment.config
-  source = experiment.source
-  tokens, _ = sampling.sample(
-    decoder(experiment),
-    state.ema,
-    sampling.Sampler(),
-    no_prompts(source, config.eval.samples),
-    source.length,
-    seed=config.train.seed,
-    check_stop=check_stop,
-  )
-  path = save(folder, source, tokens, step=int(state.step))[0]
-
-  # TensorBoard shows Markdown, in which indented text is code, and stays as it
-  # is.
-  if path.suffix in TEXTS:
-    return textwrap.indent(read_text(path), "    ", lambda line: True)
-  return path if path.suffix == ".png" else f"{len(tokens)} files like {path}"
 
 
 def save(

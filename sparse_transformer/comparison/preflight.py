@@ -60,7 +60,7 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
       run or have different units, or keys differ and must not.
   """
   labels: dict[tuple, str] = {}  # different texts may give the same network
-  sources: dict[tuple, data.Source] = {}  # equal data are read once
+  sources: dict[schema.Data, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
 
@@ -70,9 +70,8 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
 
   for trial in _distinct(plan):
     config = trial.config
-    read = config.data, config.model.task
-    experiment = Experiment(config, devices, sources.get(read))
-    sources[read] = experiment.source
+    experiment = Experiment(config, devices, sources.get(config.data))
+    sources[config.data] = experiment.source
     _check_run(experiment)
 
     label = str(trial)

@@ -69,7 +69,6 @@ def cifar10_gray(config: ConfigDict) -> Sequences:
     load=_load(config, example),
     files=lambda: _paths(config),
     symbols="levels",
-    unit_of_symbols="bits/dim",
   )
 
 

@@ -57,7 +57,6 @@ def labelled(config: ConfigDict) -> Sequences:
     classes=classes,
     load=load,
     symbols=codec.symbols,
-    unit_of_symbols=codec.unit,
   )
 
 

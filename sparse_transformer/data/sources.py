@@ -99,11 +99,9 @@ class _Apart(_Data):
 
     rows = self.examples(split)
 
-    # Rows without classes end in -1, which is not scored.
     def window(i):
       row = rows[i]
-      scored = np.ones(1, bool) if self.classes else row >= 0
-      return row, scored
+      return row, np.ones(1 if self.classes else row.shape, bool)
 
     return Lazy(len(rows), window)
 
@@ -171,12 +169,11 @@ class Sequences(_Apart):
     length: the most symbols of an example.
     shape: the sizes of the axes of positions, see `Stream.shape`.
     vocab_size: the number of symbols.
-    classes: the names of the labels 0, 1, ...; () if labels are ignored.
+    classes: the names of the labels 0, 1, ...
     load: returns (symbols [n], label) of each example of each split, from a
       cache.
     files: returns the files of all splits; ValueError if one is damaged.
     symbols: what symbols stand for, in order.
-    unit_of_symbols: that of losses without labels.
   """
 
   length: int
@@ -186,20 +183,14 @@ class Sequences(_Apart):
   load: Callable[[], Splits]
   files: Files = None
   symbols: str = "symbols"
-  unit_of_symbols: str = "bits/symbol"
   noun = "examples"
-
-  @property
-  def unit(self) -> str:
-    """The unit of losses."""
-    return "bits/label" if self.classes else self.unit_of_symbols
+  unit = "bits/label"
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
     """The examples of a split as rows of integers.
 
-    With classes, a row is [length + 2]: the symbols, zeros up to the length,
-    the label, the number of symbols. Without, it is [length]: the symbols, then
-    -1.
+    A row is [length + 2]: the symbols, zeros up to the length, the label, the
+    number of symbols.
 
     Raises:
       ValueError: when an example is read that has no symbols, too many, or an
@@ -209,8 +200,7 @@ class Sequences(_Apart):
 
     def row(i):
       symbols, label = examples[i]
-      # If labels are ignored, any label from 0 is valid.
-      number = len(self.classes) or label + 1
+      number = len(self.classes)
       if not (0 <= label < number and 1 <= len(symbols) <= self.length):
         raise ValueError(
           f"example {i} of {split} has {len(symbols)} symbols and {label=}; it"
@@ -223,13 +213,6 @@ class Sequences(_Apart):
   def _row(self, symbols, label):
     """Lays out an example as `examples` describes, in the smallest dtype."""
     number = len(symbols)
-    if not self.classes:
-      # The smallest dtype that holds -1 and all symbols.
-      dtype = np.min_scalar_type(-self.vocab_size)
-      row = np.full(self.length, -1, dtype)
-      row[:number] = symbols
-      return row
-
     # One array holds all, so that batches of examples are batches of arrays.
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
     dtype = np.min_scalar_type(largest)
@@ -391,12 +374,11 @@ def register(
   return add
 
 
-def source(config: ConfigDict, labels: bool = True) -> Source:
+def source(config: ConfigDict) -> Source:
   """Makes the source that the `data` group of a config selects.
 
   Args:
     config: the `data` group.
-    labels: whether labels in the data count; if not, symbols are predicted.
 
   Raises:
     ValueError: the name is unknown, or a field is invalid.
@@ -427,7 +409,4 @@ def source(config: ConfigDict, labels: bool = True) -> Source:
     raise ValueError(
       f"data.orders={config.orders} needs images, not data.name={name}"
     )
-
-  if not labels and isinstance(made, Sequences):
-    return dataclasses.replace(made, classes=())
   return made

@@ -36,6 +36,12 @@ class Config(schema.Model):
         f"model.task={self.task}, but the data have no labels; set data.name to"
         " a source that has, such as labelled or cifar10_gray"
       )
+    if self.classes and not self.classifies:
+      raise ValueError(
+        f"model.task={self.task}, but the data have labels; set"
+        " model.task=classify, or data.name=bytes, which reads the files of"
+        " labelled without them"
+      )
     if self.max_span and self.contents:
       raise ValueError(
         f"model.max_span={self.max_span} needs static patterns, not"

@@ -56,8 +56,7 @@ class Experiment:
   @functools.cached_property
   def source(self) -> data.Source:
     """The data that the config names."""
-    labels = self.config.model.task == "classify"
-    return self.shared or data.source(self.config.data, labels)
+    return self.shared or data.source(self.config.data)
 
   @functools.cached_property
   def examples(self) -> Sequence[np.ndarray]:
@@ -100,8 +99,8 @@ class Experiment:
   def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
     """The shape, dtype and sharding of a batch.
 
-    By default the dtype is the smallest that holds all symbols. Data that have
-    padding use a signed one.
+    By default the dtype is the smallest that holds all symbols. Labelled rows,
+    which also hold numbers of symbols, may need a larger one.
     """
     return jax.ShapeDtypeStruct(
       (self.config.train.batch_size, self.model.row_length),
@@ -190,7 +189,7 @@ class Experiment:
     """Compiles `update`, which may take minutes, once for each dtype.
 
     Args:
-      dtype: of batches; by default that of unpadded symbols.
+      dtype: of batches; by default that of `batch_like`.
 
     Returns the compiled program, which is called as `update` is.
     """

@@ -100,7 +100,7 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   Args:
     logits_BLV: predictions; [B, C] of a classifier.
     tokens_BL: the integers to predict; labelled rows [B, L + 2] of a
-      classifier. Those below 0 are padding, whose losses are meaningless.
+      classifier.
 
   Returns float32 [B, L]; [B, 1] of a classifier.
   """
@@ -112,21 +112,8 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
   # network and not predicted.
   tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]
   return optax.softmax_cross_entropy_with_integer_labels(
-    logits_BLV.astype(jnp.float32), jnp.maximum(tokens_BL.astype(jnp.int32), 0)
+    logits_BLV.astype(jnp.float32), tokens_BL.astype(jnp.int32)
   )
-
-
-def is_padded(tokens: jax.Array) -> bool:
-  """Whether the dtype of tokens allows padding, which is below 0."""
-  return not jnp.issubdtype(tokens.dtype, jnp.unsignedinteger)
-
-
-def mean_loss(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """The mean of `position_losses`, without padding."""
-  losses_BL = position_losses(logits_BLV, tokens_BL)
-  if logits_BLV.ndim == 2 or not is_padded(tokens_BL):
-    return losses_BL.mean()
-  return losses_BL.mean(where=tokens_BL >= 0)
 
 
 def labels(rows_BM: jax.Array) -> jax.Array:
@@ -253,16 +240,9 @@ def _accumulate(state, tokens_BL, predict, config):
   rng = jax.random.fold_in(seed, state.step)
   scale = state.loss_scale.scale if state.loss_scale else 1.0
 
-  # The loss is a mean over symbols: with padding, a micro-batch counts by how
-  # many it has.
-  weights_A = jnp.ones(micro)
-  if config.model.task == "generate" and is_padded(tokens_BL):
-    symbols_A = (tokens_ABL >= 0).sum((1, 2))
-    weights_A = symbols_A / symbols_A.mean()
-
-  def loss(params, tokens_BL, rng, weight):
+  def loss(params, tokens_BL, rng):
     logits_BLV, measured = predict(params, tokens_BL, rng)
-    nats = mean_loss(logits_BLV, tokens_BL) * weight
+    nats = position_losses(logits_BLV, tokens_BL).mean()
 
     # What blocks add to the loss is a number for each of them. Anything of
     # another shape is only measured.
@@ -284,7 +264,7 @@ def _accumulate(state, tokens_BL, predict, config):
   # A single micro-batch needs no sum, which would be a second copy of the
   # gradients in memory.
   rngs_A = jax.random.split(rng, micro)
-  inputs = tokens_ABL, rngs_A, weights_A
+  inputs = tokens_ABL, rngs_A
   first = [state.params] + [x[0] for x in inputs]
   if micro == 1:
     grads, means = gradient(*first)

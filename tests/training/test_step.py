@@ -66,19 +66,6 @@ def mean_loss(params, batch, apply=table, rng=None):
   return step_lib.position_losses(apply(params, batch, rng), batch).mean()
 
 
-def test_micro_batches_of_padded_rows_count_as_much_as_their_symbols():
-  padded = tokens(4, 20).astype(np.int8)
-  for row, size in zip(padded, (20, 1, 13, 2), strict=True):
-    row[size:] = -1
-  found = []
-  for micro in (1, 2, 4):
-    config, optimizer, step = stepper(**{"train.accumulation": micro})
-    _, metrics = step(table_state(optimizer), padded)
-    found.append((metrics["nats"], metrics["gradient_norm"]))
-
-  np.testing.assert_allclose(found[1:], [found[0]] * 2, rtol=1e-5)
-
-
 def test_loss_is_the_negative_log_probability_in_nats():
   logits = np.random.RandomState(0).randn(2, 3, 5).astype(np.float32)
   symbols = tokens(2, 3)

@@ -60,7 +60,7 @@ def save(
   Raises ValueError if the path is unsuitable, OSError if it cannot be written.
   """
   path = check_path(path)
-  source = data.source(config.data, config.model.task == "classify")
+  source = data.source(config.data)
   model = model_lib.configure(config, source)
   arrays = _by_layer(model, jax.tree.map(np.asarray, params))
   metadata = {name: str(x) for name, x in provenance.items()}

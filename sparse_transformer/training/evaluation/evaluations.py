@@ -316,8 +316,7 @@ def _details(source, split, tally):
       return dict(by_channel=tally.means(channels).tolist())
 
   elif isinstance(source, data.Sequences):
-    if source.classes:
-      return dict(classes=list(source.classes))
+    return dict(classes=list(source.classes))
 
   # The scored tokens are the first ones of the split, each scored once.
   elif num_bytes := source.num_bytes(split, tally.tokens):

@@ -38,10 +38,10 @@ def test_digits():
   assert local["layers"] == [0, 2, 4]
   assert strided["layers"] == [1, 3, 5]
   assert local["pairs"] == 64 * 8 - 28
-  assert local["keys_max"] == 8
-  assert local["cache"] == 8
-  assert strided["cache"] == 64 - 7
-  assert local["tile"] == [64]
+  assert local["most_keys"] == 8
+  assert local["cached_keys"] == 8
+  assert strided["cached_keys"] == 64 - 7
+  assert local["tiles"] == [64]
   assert local["computed"] == 64**2
   # 12 FLOPs for each pair and for each of 32 channels.
   pairs = 4 * 3 * (484 + 288)
@@ -70,7 +70,7 @@ def test_pattern_of_a_user():
   assert first["pairs"] == thirds.matrix(64).sum()
   assert second["pattern"] == str(local)
   assert second["heads"] == [1]
-  assert nothing["pairs"] == nothing["cache"] == nothing["computed"] == 0
+  assert nothing["pairs"] == nothing["cached_keys"] == nothing["computed"] == 0
 
   seen = reach(((thirds, local), (thirds,)), 64)
   missing, *_ = np.argwhere(~seen & np.tri(64, dtype=bool))
@@ -100,8 +100,8 @@ def test_patterns_that_follow_the_content():
   row = rows[str(blocks)]
 
   assert row["pairs"] == 64 * 4.5 + 64 * 8 * (0 + 1 + 2 + 3 * 5) / 8
-  assert row["keys_max"] == 8 + 24
-  assert row["executor"] == "streamed, gathered"
+  assert row["most_keys"] == 8 + 24
+  assert row["executors"] == ["streamed", "gathered"]
   assert row["computed"] % 64 == 0
   assert row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2

@@ -34,42 +34,13 @@ DEVICES = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Attention:
-  """The costs of the heads with one pattern, in equal layers.
-
-  Attributes:
-    layers, heads: which they are.
-    pairs: the pairs of one head; the most there can be, if content decides.
-    computed: the scores that are computed for one head.
-    keys_max: the most keys of a query.
-    executor: what runs them, and `tile`, the size of its tiles.
-    cache: how many keys decoding keeps in each of `num_key_heads` key heads;
-      None if the pattern is not causal.
-  """
-
-  pattern: str
-  layers: list[int]
-  heads: list[int]
-  pairs: int
-  computed: int
-  keys_max: int
-  executor: str
-  tile: list[int]
-  cache: int | None
-  num_key_heads: int
-
-  @property
-  def total_heads(self) -> int:
-    """The number of such heads in all layers."""
-    return len(self.layers) * len(self.heads)
-
-
-@dataclasses.dataclass(frozen=True)
 class Report:
   """All that is reported; `dataclasses.asdict` makes JSON of it.
 
   Attributes:
     network: its sizes, and the numbers of its parameters.
+    attention: for each pattern of equal layers, the fields of its
+      `attention.Description`, the pattern as text, and `layers`.
     executors: what would run attention on each of `DEVICES`, and why.
     reach, may_see: from `find_reach`.
     receptive_field: what the last positions can depend on.
@@ -82,7 +53,7 @@ class Report:
   """
 
   network: dict[str, Any]
-  attention: list[Attention]
+  attention: list[dict[str, Any]]
   executors: dict[str, str]
   reach: analysis.Reach
   may_see: int | None
@@ -130,7 +101,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
 
 
 def _attention(config, model):
-  """Yields an `Attention` for each pattern of each distinct layer."""
+  """Yields what `Report.attention` has for each pattern of equal layers."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
@@ -139,17 +110,8 @@ def _attention(config, model):
   # pattern.
   for request in costs.attention_requests(config, model):
     for description in describe_attention(request, model.backend):
-      yield Attention(
-        pattern=str(description.pattern),
-        layers=groups[request.patterns],
-        heads=list(description.heads),
-        pairs=description.pairs,
-        computed=description.computed,
-        keys_max=description.most_keys,
-        executor=", ".join(description.executors),
-        tile=list(description.tiles),
-        cache=description.cached_keys,
-        num_key_heads=description.num_key_heads,
+      yield vars(description) | dict(
+        pattern=str(description.pattern), layers=groups[request.patterns]
       )
 
 
@@ -193,9 +155,9 @@ def _cache_bytes(model, rows):
   # Heads of a group share the keys that they keep.
   keys = 0
   for row in rows:
-    if row.cache is None:
+    if row["cached_keys"] is None:
       return None
-    keys += row.cache * len(row.layers) * row.num_key_heads
+    keys += row["cached_keys"] * len(row["layers"]) * row["num_key_heads"]
   return keys * sum(model.widths) * jnp.dtype(model.dtype).itemsize
 
 
@@ -246,26 +208,28 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
   yield COLUMNS
   network = report.network
   n = network["length"]
+  pairs_of_all = computed_of_all = queries_of_all = 0
   for row in report.attention:
-    pairs, mean, waste = _amounts(row.pairs, row.computed, n)
+    pairs, mean, waste = _amounts(row["pairs"], row["computed"], n)
+    kept = row["cached_keys"]
     yield (
-      row.pattern,
-      first_few(row.layers, network["num_layers"]),
-      first_few(row.heads, network["num_heads"]),
+      row["pattern"],
+      first_few(row["layers"], network["num_layers"]),
+      first_few(row["heads"], network["num_heads"]),
       pairs,
       mean,
-      f"{row.keys_max:,}",
-      row.executor,
-      ", ".join(map(str, row.tile)),
+      f"{row['most_keys']:,}",
+      ", ".join(row["executors"]),
+      ", ".join(map(str, row["tiles"])),
       waste,
-      "-" if row.cache is None else f"{row.cache:,}",
+      "-" if kept is None else f"{kept:,}",
     )
+    num_heads = len(row["layers"]) * len(row["heads"])
+    pairs_of_all += row["pairs"] * num_heads
+    computed_of_all += row["computed"] * num_heads
+    queries_of_all += n * num_heads
 
-  pairs, mean, waste = _amounts(
-    pairs=sum(row.pairs * row.total_heads for row in report.attention),
-    computed=sum(row.computed * row.total_heads for row in report.attention),
-    queries=n * sum(row.total_heads for row in report.attention),
-  )
+  pairs, mean, waste = _amounts(pairs_of_all, computed_of_all, queries_of_all)
   yield ("all", "", "", pairs, mean, "", "", "", waste, "")
 
 

@@ -127,8 +127,6 @@ def train(
     ):
       # Whatever can be refused is refused here: compiling may take minutes.
       resumed = processes.decide(saver.set_damaged_aside)
-      if resumed is not None:
-        saver.saved.check_step(resumed)
       changes = processes.decide(
         lambda: _changes(experiment.config, saver, resumed, allowed)
       )

@@ -14,7 +14,7 @@ runs; nothing else is there, and the command must leave it as it was:
 
     run               a run of the digits with checkpoints at step 2
     runs/text         a run on text that was not trained; also runs/labels
-    runs/step_renamed a copy of `run`, changed as the table `CHANGED` says
+    runs/dna          a copy of `run`, changed as the table `CHANGED` says
     runs/config_cut   a copy of `run` with other content (`CONTENTS`) in a place
                       (`PLACES`); any two of their names make one
     runs/comparison   the folder of another comparison
@@ -179,10 +179,6 @@ def _read_a_library(workdir):
   _set("data.length", 64)(workdir)
 
 
-def _rename_step(workdir):
-  (workdir / LAST).rename(workdir / "checkpoints/3")
-
-
 def _flip_a_bit(workdir):
   """Makes warmup_steps another name, by a single bit."""
   path = workdir / LAST / "about/metadata"
@@ -211,7 +207,6 @@ CHANGED: dict[str, Change] = {
   "config_wider": _set("model.width", 32),
   "dna": _read_dna,
   "evaluation_words": _replace("evaluations/a.json", '{"step": "two"}'),
-  "step_renamed": _rename_step,
 }
 PLACES = {
   "about": f"{LAST}/about/metadata",

@@ -256,22 +256,6 @@ def test_checkpoint_that_is_lost_or_damaged_after_it_was_verified(
     shutil.rmtree(path, ignore_errors=True)
 
 
-@pytest.mark.parametrize("read", ["check_step", "restore", "weights"])
-def test_checkpoint_of_another_step_is_an_error(read, tmp_path, state):
-  save(tmp_path, state, 4)
-  folder = tmp_path / "checkpoints"
-  (folder / "4").rename(folder / "7")
-  like, saved = jax.eval_shape(lambda: state), store.Saved(tmp_path)
-  call = dict(
-    check_step=lambda: saved.check_step(7),
-    restore=lambda: saved.restore(like),
-    weights=lambda: saved.weights(7, None),
-  )[read]
-
-  with refused("7 is of step 4; rename it$"):
-    call()
-
-
 def test_what_describes_a_checkpoint_is_not_read_if_it_is_damaged(
   tmp_path, state
 ):

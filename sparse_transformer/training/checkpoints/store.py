@@ -28,7 +28,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import Mesh
 
@@ -198,20 +197,15 @@ class Saved:
           f" {self.path(step)} are {saved[name]}; use data with the same"
         )
 
-  def check_step(self, step: int) -> None:
-    """Raises ValueError if a checkpoint holds another step than its name."""
-    processes.together(lambda: _check_step(self.path(step)))
-
   def verify(self, step: int) -> pathlib.Path:
-    """Verifies the files and the step of a checkpoint; returns its folder.
+    """Verifies the files of a checkpoint; returns its folder.
 
     Raises:
       FileNotFoundError: a run has just deleted it.
-      ValueError: it is damaged, or of another step.
+      ValueError: it is damaged.
     """
     path = self.path(step)
     processes.decide(lambda: _check_files(path))
-    self.check_step(step)
     return path
 
   def restore(self, like: State, step: int | str | None = None) -> State:
@@ -241,7 +235,7 @@ class Saved:
 
     Raises:
       FileNotFoundError: a run has just deleted the checkpoint.
-      ValueError: it is damaged, or of another step.
+      ValueError: it is damaged.
     """
     path = self.verify(step)
     like = mesh_lib.split(mesh, {"ema": _shapes(path)["ema"]})
@@ -501,14 +495,6 @@ def _differing(
     for name in names or listed
     if not (path / name).is_file() or files.crc32(path / name) != listed[name]
   ]
-
-
-def _check_step(path: pathlib.Path) -> None:
-  # The folder may have been renamed or copied: its files are as saved, but its
-  # name is not.
-  step = int(_read(path, {"step": np.zeros((), np.int32)})["step"])
-  if step != int(path.name):
-    raise ValueError(f"checkpoint {path} is of step {step}; rename it")
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:

@@ -28,7 +28,6 @@ class Cache:
   """
 
   groups: tuple[cached_group.Group, ...]
-  count: jax.Array  # int32, the positions so far
   # One per query head.
   patterns: tuple[Pattern, ...] = dataclasses.field(metadata=contract.STATIC)
   num_key_heads: int = dataclasses.field(metadata=contract.STATIC)
@@ -113,7 +112,6 @@ def init_cache(
     groups.append(group)
   return Cache(
     groups=tuple(groups),
-    count=jnp.zeros((), jnp.int32),
     patterns=patterns_H,
     num_key_heads=num_key_heads,
     length=length,
@@ -136,7 +134,7 @@ def fill_cache(
   See `init_cache` for an example.
 
   Args:
-    cache: from `init_cache`.
+    cache: from `init_cache`, without positions in this layer.
     q_BLHK, k_BLGK, v_BLGE: queries, which may be None unless a pattern is
       content-based, keys and values [batch, positions, heads, ..].
     layer: the layer of the cache that is filled; may be traced.
@@ -146,8 +144,7 @@ def fill_cache(
     The cache with these positions; arrays of the old one are not changed.
 
   Raises:
-    ValueError: an argument does not fit the cache, or the cache is known not to
-      be empty.
+    ValueError: an argument does not fit the cache.
   """
   arrays = q_BLHK, k_BLGK, v_BLGE
   # The number of positions, if there is such an axis.
@@ -159,9 +156,6 @@ def fill_cache(
       f"a prompt of {num} positions must have between 1 and {cache.length}, the"
       " length of the cache"
     )
-  # Another layer may have it already.
-  if _known(cache.count) not in (None, 0, num):
-    raise ValueError("a prompt needs an empty cache; see init_cache")
 
   # Each slot is written once, with the key that it has after the prompt.
   groups = tuple(
@@ -175,8 +169,7 @@ def fill_cache(
     )
     for group in cache.groups
   )
-  count = jnp.full_like(cache.count, num)
-  return dataclasses.replace(cache, groups=groups, count=count)
+  return dataclasses.replace(cache, groups=groups)
 
 
 def attend_next(
@@ -200,8 +193,9 @@ def attend_next(
   Args:
     cache: with all earlier positions, from `fill_cache` or `attend_next`.
     q_BHK, k_BGK, v_BGE: queries, keys and values [batch, heads, ..] at t.
-    t: the position after the last in the cache, an integer that may be traced.
-      Several layers may each take a step at one position.
+    t: the position, an integer that may be traced. It must be the one after the
+      last in this layer of the cache, which is not checked; after any other,
+      outputs are wrong.
     layer: the layer of the cache; may be traced.
     directions: as in `attend`; of blocks, those of position t, [batch, heads,
       num].
@@ -211,18 +205,10 @@ def attend_next(
     (out_BHE in the dtype of the values, the cache with position t).
 
   Raises:
-    ValueError: an argument does not fit the cache, or `t` is known not to be
-      the next position.
+    ValueError: an argument does not fit the cache.
   """
   directions = _check(cache, layer, directions, (q_BHK, k_BGK, v_BGE))
   t = arguments.check_index("t", t, cache.length)
-
-  # All layers share a count: the first to step advances it, the others follow.
-  count = _known(cache.count)
-  if count is not None and isinstance(t, int):
-    layers = len(cache.groups[0].k)
-    if t != count and not (layers > 1 and t == count - 1):
-      raise ValueError(f"{t=} must be {count}, the next position of the cache")
 
   scores = arguments.check_scores(scale, softcap)
   if bias_HD is not None:
@@ -250,13 +236,8 @@ def attend_next(
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, len(cache.patterns))
     out_BHE, _ = online_softmax.add_sinks(out_BHE, lse_BH, sinks_H)
-  cache = dataclasses.replace(cache, groups=tuple(groups), count=t + 1)
+  cache = dataclasses.replace(cache, groups=tuple(groups))
   return out_BHE.astype(v_BGE.dtype), cache
-
-
-def _known(count):
-  """The number of positions in a cache, None if it is traced."""
-  return None if isinstance(count, jax.core.Tracer) else int(count)
 
 
 def _check(cache, layer, directions, arrays, new=()):

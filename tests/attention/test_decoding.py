@@ -262,15 +262,11 @@ def make(patterns="Local(3)", **options):
     (lambda: step(make(), t=10), "t=10 must lie between 0 and 9"),
     (lambda: step(make(), t=jnp.arange(2)), r"t=\[0 1\] .*use jax.vmap"),
     (lambda: step(make(), t=1.0), "t=1.0 must be an integer"),
-    (lambda: step(make(), t=1), "t=1 must be 0, the next position"),
-    (lambda: step(fill(make("Local(1)"), 4), t=3), "t=3 must be 4, the next"),
-    (lambda: step(fill(make(layers=2), 4), t=2), "t=2 must be 4, the next"),
     (lambda: step(make(), layer=1), "layer=1 must lie between 0 and 0"),
     (lambda: step(make(value_width=5)), r"v must be \[2, 2, 5\]"),
     (lambda: step(make(num_key_heads=1)), r"k must be \[2, 1, 4\]"),
     (lambda: step(make(ROUTING)), "needs its directions"),
     (lambda: step(make(), sinks_H=jnp.zeros(3)), "sinks must be"),
-    (lambda: fill(fill(make(), 4), 3), "an empty cache"),
     (lambda: fill(make(), 11), "a prompt of 11 positions"),
     (lambda: fill(make(LSH(3, 4)), 2), r"q must be \[2, 2, 2, 4\]"),
   ],
@@ -296,7 +292,7 @@ def test_the_batch_of_a_cache_can_be_symbolic():
   assert cache.groups[0].k.shape[1] == batch
 
 
-def test_layers_of_a_cache_take_the_same_prompt_and_steps():
+def test_layers_of_a_cache_have_prompts_of_their_own():
   x = jnp.ones((2, 4, 2, 4))
   filled = fill(make(layers=2), 4)  # the first layer with zeros
   (group,) = attention.fill_cache(filled, None, x, x, layer=1).groups
@@ -304,9 +300,3 @@ def test_layers_of_a_cache_take_the_same_prompt_and_steps():
   assert group.k[1].any()
   assert not group.k[0].any()
   assert group.positions.tolist() == [3, -1, 2, -1]
-
-  _, cache = step(make(layers=2))
-  _, cache = step(cache, layer=1)
-  _, cache = step(cache, t=1)
-
-  assert int(cache.count) == 2

@@ -23,12 +23,28 @@ from sparse_transformer.patterns import (
 
 LENGTH = 40
 STATIC = (
-  (Local(5), Strided(5), Local(5)),
-  (Block(8) | Summary(8, 2), BigBird(4), catalogue.Fifths()),
+  (
+    Local(5),
+    Strided(5),
+    Local(5),
+  ),
+  (
+    Block(8) | Summary(8, 2),
+    BigBird(4),
+    catalogue.Fifths(),
+  ),
 )
 CONTENT = (
-  (LSH(4, 4, 2), Block(5) | TopBlocks(5, 2), Local(4)),
-  (Routing(3, 9) | Local(3), Strided(6), LSH(9, 6)),
+  (
+    LSH(4, 4, 2),
+    Block(5) | TopBlocks(5, 2),
+    Local(4),
+  ),
+  (
+    Routing(3, 9) | Local(3),
+    Strided(6),
+    LSH(9, 6),
+  ),
 )
 OPTIONS = dict(key_heads=1, sinks=True, positions="rotary")
 
@@ -56,18 +72,28 @@ def compiled(config):
   return jax.jit(decoder.prefill), jax.jit(decoder.step)
 
 
+TWO_PERIODS_AND_A_LAYER = STATIC * 2 + STATIC[:1]  # which has its own cache
+
+
+ONE_POSITION = dict(
+  length=1,
+  shape=(1,),
+  vocab_size=2,
+  tile=0,
+)
+
+
 @pytest.mark.parametrize(
   "layers, start, changes",
   [
     (CONTENT * 2, 0, {}),
     soak(CONTENT * 2, 18, {}),
-    # Two periods and a layer after them, which has its own cache.
-    soak(STATIC * 2 + STATIC[:1], 1, {}),
-    soak(STATIC * 2 + STATIC[:1], 17, {}),
-    soak(STATIC * 2 + STATIC[:1], LENGTH - 1, {}),
+    soak(TWO_PERIODS_AND_A_LAYER, 1, {}),
+    soak(TWO_PERIODS_AND_A_LAYER, 17, {}),
+    soak(TWO_PERIODS_AND_A_LAYER, LENGTH - 1, {}),
     soak(STATIC, 17, dict(dtype="bfloat16")),
     (STATIC, 7, OPTIONS | dict(experts=4)),
-    soak(((Local(3),),), 0, dict(length=1, shape=(1,), vocab_size=2, tile=0)),
+    soak(((Local(3),),), 0, ONE_POSITION),
   ],
 )
 def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
@@ -81,9 +107,13 @@ def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
   tolerance = 0.02 if config.dtype == "bfloat16" else 2e-4
   cache = prefill(params, tokens[:, :start])
   for t in range(start, config.length):
-    found, cache = step(params, cache, tokens[:, t - 1], np.int32(t))
+    before = tokens[:, t - 1]
+    found, cache = step(params, cache, before, np.int32(t))
     np.testing.assert_allclose(
-      found, expected[:, t], atol=tolerance, rtol=tolerance
+      found,
+      expected[:, t],
+      atol=tolerance,
+      rtol=tolerance,
     )
 
 

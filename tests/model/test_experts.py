@@ -19,17 +19,20 @@ INNER = 10
 def inputs(num=5, dtype="float32", skew=0.0, seed=0):
   """(x_BLD, router, weights); with skew, most choose the first experts."""
   random = np.random.RandomState(seed)
-  x_BLD = jnp.asarray(random.randn(BATCH, LENGTH, WIDTH), dtype)
-  router = 0.5 * random.randn(WIDTH, num)
+
+  def draw(*shape):
+    return random.randn(*shape).astype(np.float32)
+
+  x_BLD = jnp.asarray(draw(BATCH, LENGTH, WIDTH), dtype)
+  kernel = 0.5 * draw(WIDTH, num)
+  bias = -skew * np.arange(num, dtype=np.float32)
   weights = experts.Weights(
-    random.randn(num, WIDTH, INNER) / np.sqrt(WIDTH),
-    random.randn(num, INNER),
-    random.randn(num, INNER, WIDTH) / np.sqrt(INNER),
-    random.randn(num, WIDTH),
+    kernel_in=draw(num, WIDTH, INNER) / np.float32(np.sqrt(WIDTH)),
+    bias_in=draw(num, INNER),
+    kernel_out=draw(num, INNER, WIDTH) / np.float32(np.sqrt(INNER)),
+    bias_out=draw(num, WIDTH),
   )
-  weights = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), weights)
-  bias = -skew * np.arange(num)
-  return x_BLD, (jnp.asarray(router, jnp.float32), jnp.float32(bias)), weights
+  return x_BLD, (kernel, bias), weights
 
 
 def logits_of(x_BLD, router):
@@ -45,8 +48,8 @@ def mixed(x_BLD, router, weights, k):
 def all_experts(x_BLD, weights):
   """What each expert returns for each position: [B, L, E, D]."""
   h = jnp.einsum("bld,edf->blef", x_BLD, weights.kernel_in)
-  h = h + weights.bias_in[None, None]
-  h = h * jax.nn.sigmoid(1.702 * h)
+  h += weights.bias_in[None, None]
+  h *= jax.nn.sigmoid(1.702 * h)
   y = jnp.einsum("blef,efd->bled", h, weights.kernel_out)
   return y + weights.bias_out[None, None]
 
@@ -60,33 +63,50 @@ def dense(x_BLD, router, weights, k):
 
 
 def with_gradients(function, k):
-  cotangent = jnp.cos(jnp.arange(BATCH * LENGTH * WIDTH, dtype=jnp.float32))
+  """A function that returns results, and gradients of a weighted sum."""
 
   def run(*args):
     out, pullback = jax.vjp(functools.partial(function, k=k), *args)
+    cotangent = jnp.cos(jnp.arange(out.size, dtype=jnp.float32))
     return out, pullback(cotangent.reshape(out.shape))
 
   return jax.jit(run)
 
 
 @pytest.mark.parametrize(
-  "num, k, skew", [(5, 2, 0.0), soak(5, 1, 0.0), (7, 3, 3.0)]
+  "num, k, skew",
+  [
+    (5, 2, 0.0),
+    soak(5, 1, 0.0),
+    (7, 3, 3.0),  # some experts are never chosen
+  ],
 )
 def test_result_and_gradients_are_those_of_all_experts_dense(num, k, skew):
-  args = inputs(num, skew=skew)  # with skew, some experts are never chosen
-  found, expected = (with_gradients(f, k)(*args) for f in (mixed, dense))
-  for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
-    scale = np.abs(y).max()
-    np.testing.assert_allclose(x, y, rtol=0, atol=2e-6 * max(1, scale))
+  args = inputs(num, skew=skew)
+  found = with_gradients(mixed, k)(*args)
+  expected = with_gradients(dense, k)(*args)
+
+  def close(x, y):
+    atol = 2e-6 * max(1, np.abs(y).max())
+    np.testing.assert_allclose(
+      x,
+      y,
+      rtol=0,
+      atol=atol,
+    )
+
+  jax.tree.map(close, found, expected)
 
 
 def test_result_in_bfloat16_is_that_in_float32_within_its_rounding():
-  x_BLD, *parameters = inputs(dtype="bfloat16")
+  x_BLD, router, weights = inputs(dtype="bfloat16")
   run = jax.jit(functools.partial(mixed, k=2))
-  found = run(x_BLD, *parameters)
+  found = run(x_BLD, router, weights)
   assert found.dtype == jnp.float32
-  expected = run(x_BLD.astype(jnp.float32), *parameters)
-  assert 0 < np.abs(found - expected).max() < 0.02 * np.abs(expected).max()
+
+  expected = run(x_BLD.astype(jnp.float32), router, weights)
+  largest_error = np.abs(found - expected).max()
+  assert 0 < largest_error < 0.02 * np.abs(expected).max()
 
 
 # Losses.
@@ -97,16 +117,16 @@ def test_losses_are_those_of_the_definitions():
   sums = np.exp(logits).sum(-1, keepdims=True)
   p = np.exp(logits) / sums
   chosen, _ = experts.choose(jnp.asarray(logits), 2)
-
-  np.testing.assert_array_equal(chosen, np.argsort(-p, axis=-1)[..., :2])
+  most_probable = np.argsort(-p, axis=-1)[..., :2]
+  np.testing.assert_array_equal(chosen, most_probable)
 
   found = experts.measure(jnp.asarray(logits), chosen)
   share = np.bincount(np.ravel(chosen), minlength=4) / chosen.size
+  mean_p = p.mean((0, 1))
   expected = {
     "expert_load": 4 * share,
-    "load_balance": 4 * (share * p.mean((0, 1))).sum(),
+    "load_balance": 4 * (share * mean_p).sum(),
     "router_z": (np.log(sums) ** 2).mean(),
   }
-
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-6)

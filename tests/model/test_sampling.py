@@ -31,13 +31,21 @@ def draw(apply, params, sampler=PLAIN, *, num, length=LENGTH, **options):
   return sampling.sample(*drawn, **options)[0]
 
 
+def assert_shares(symbols, p):
+  """Checks that symbols were drawn with these probabilities."""
+  found = np.bincount(symbols, minlength=len(p)) / len(symbols)
+  deviation = np.sqrt(p * (1 - p) / len(symbols))
+  assert np.all(abs(found - p) <= 5 * deviation)
+
+
 def test_temperature_zero_takes_the_most_probable_symbol_at_each_step():
   config, params = network()
   apply = networks.apply(config)
   found = draw(apply, params, Sampler(temperature=0.0), num=2)
   expected = np.zeros((2, LENGTH), np.uint8)
   for t in range(LENGTH):
-    expected[:, t] = np.asarray(apply(params, expected))[:, t].argmax(-1)
+    logits = np.asarray(apply(params, expected))
+    expected[:, t] = logits[:, t].argmax(-1)
 
   np.testing.assert_array_equal(found, expected)
   assert found.dtype == np.uint8
@@ -50,19 +58,21 @@ def test_samples_depend_on_their_seed_but_not_on_decoder_or_chunks(monkeypatch):
   recomputed = sampling.Recompute(networks.apply(config), LENGTH)
   prompts = np.arange(20, dtype=np.uint8).reshape(4, 5) % 17
 
-  def run(decoder, seed):
+  def run(decoder, seed=3):
     drawn = decoder, params, Sampler(top_k=9), prompts, LENGTH
     return sampling.sample(*drawn, seed=seed)[0]
 
-  found = run(cached, 3)
+  found = run(cached)
+  new = found[:, 5:]
 
-  np.testing.assert_array_equal(found, run(recomputed, 3))
+  np.testing.assert_array_equal(found, run(recomputed))
   np.testing.assert_array_equal(found[:, :5], prompts)
-  assert len(np.unique(found[:, 5:])) > 3
-  assert (found[0, 5:] != found[1, 5:]).any()
+  assert len(np.unique(new)) > 3
+  assert (new[0] != new[1]).any()
+
   monkeypatch.setattr(sampling, "CHUNK", 4)
-  np.testing.assert_array_equal(found, run(cached, 3))
-  assert (found != run(cached, 4)).any()
+  np.testing.assert_array_equal(found, run(cached))
+  assert (found != run(cached, seed=4)).any()
 
 
 @pytest.mark.parametrize("temperature", [0.5, 2.0])
@@ -73,21 +83,22 @@ def test_symbols_are_drawn_from_the_softmax(temperature):
   def apply(params, tokens_BL):
     return jnp.broadcast_to(params, (*tokens_BL.shape, 5))
 
-  params = logits[None, None]
-  found = np.asarray(
-    draw(apply, params, Sampler(temperature), num=num, length=2)
+  sampler = Sampler(temperature)
+  drawn = draw(
+    apply,
+    logits[None, None],
+    sampler,
+    num=num,
+    length=2,
   )
-
+  first, second = np.asarray(drawn).T
   p = np.exp(logits / temperature)
   p /= p.sum()
-  for symbols in found.T:
-    share = np.bincount(symbols, minlength=5) / num
-    deviation = np.sqrt(p * (1 - p) / num)
-    assert np.all(abs(share - p) < 5 * deviation)
 
+  assert_shares(first, p)
+  assert_shares(second, p)
   # Neighbors are drawn independently of each other.
-  joint = np.mean((found[:, 0] == 0) & (found[:, 1] == 0))
-
+  joint = np.mean((first == 0) & (second == 0))
   assert abs(joint - p[0] ** 2) < 5 * p[0] / np.sqrt(num)
 
 
@@ -143,12 +154,9 @@ def test_stop_is_checked_between_chunks_but_not_when_all_is_drawn(monkeypatch):
 )
 def test_top_symbols_are_drawn_in_their_proportions(sampler, drawn):
   p = np.array([0.05, 0.15, 0.05, 0.3, 0.45])
-  num = 20_000
-  logits = jnp.broadcast_to(jnp.log(p), (num, 5))
-  found = np.asarray(sampler(logits, jax.random.key(0)))
-  share = np.bincount(found, minlength=5) / num
-  expected = np.where(np.isin(np.arange(5), drawn), p, 0)
-  expected = expected ** (1 / sampler.temperature)
-  expected /= expected.sum()
+  logits = jnp.broadcast_to(jnp.log(p), (20_000, 5))
+  found = sampler(logits, jax.random.key(0))
 
-  assert np.all(abs(share - expected) <= 5 * np.sqrt(expected / num))
+  is_drawn = np.isin(np.arange(5), drawn)
+  expected = np.where(is_drawn, p, 0) ** (1 / sampler.temperature)
+  assert_shares(np.asarray(found), expected / expected.sum())

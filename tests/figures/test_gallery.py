@@ -20,13 +20,12 @@ def test_page_shows_what_it_is_made_from(name):
 
 def test_each_pattern_has_a_picture_and_there_are_no_others():
   shown = gallery.drawn()
+  folder = DOCS / gallery.PICTURES
   expected = {gallery.file_name(pattern): pattern for pattern in shown}
-
   assert len(expected) == len(shown)
-  found = {path.name for path in (DOCS / gallery.PICTURES).iterdir()}
-  assert found == set(expected), HINT
+  assert {path.name for path in folder.iterdir()} == set(expected), HINT
   for name, pattern in expected.items():
-    with Image.open(DOCS / gallery.PICTURES / name) as image:
+    with Image.open(folder / name) as image:
       pixels = np.asarray(image.convert("RGB"))
     np.testing.assert_array_equal(pixels, gallery.picture(pattern), HINT)
 

@@ -23,9 +23,18 @@ def colors_of_cells(figure, path):
   for axes in figure.axes:
     rows, columns = axes.get_images()[0].get_array().shape[:2]
     y, x = np.mgrid[:rows, :columns]
-    x, y = axes.transData.transform(np.stack([x, y], -1).reshape(-1, 2)).T
-    found = picture[len(picture) - 1 - y.astype(int), x.astype(int)]
+    centers = np.stack([x.ravel(), y.ravel()], axis=1)
+    left, up = axes.transData.transform(centers).astype(int).T
+    found = picture[len(picture) - 1 - up, left]
     yield found.reshape(rows, columns, 3)
+
+
+def colors_of_pairs(matrix):
+  """The color of each pair, where none follow the content."""
+  colors = np.where(matrix[..., None], KEY, WHITE)
+  diagonal = range(len(matrix))
+  colors[diagonal, diagonal] = QUERY
+  return colors
 
 
 @pytest.mark.parametrize(
@@ -41,17 +50,17 @@ def test_saved_picture_shows_each_key_and_each_query(shape, n, tmp_path):
   titles = [str(pattern) for pattern in drawn]
   figure = pictures.panels(titles, drawn, shape, n)
   found = [*colors_of_cells(figure, tmp_path / "p.png")]
-
+  assert len(found) == 6
   query = int(n * 0.71)
-  for pattern, top, bottom in zip(drawn, found[:3], found[3:], strict=True):
+  for i, pattern in enumerate(drawn):
     of_query = np.full((np.prod(shape), 3), WHITE)
     of_query[pattern.keys(query, n)] = KEY
     of_query[query] = QUERY
-    np.testing.assert_array_equal(top, of_query.reshape(shape[0], -1, 3))
+    of_query = of_query.reshape(shape[0], -1, 3)
+    np.testing.assert_array_equal(found[i], of_query)
 
-    of_all = np.where(pattern.matrix(n)[..., None], KEY, WHITE)
-    of_all[range(n), range(n)] = QUERY
-    np.testing.assert_array_equal(bottom, of_all)
+    of_all = colors_of_pairs(pattern.matrix(n))
+    np.testing.assert_array_equal(found[3 + i], of_all)
 
 
 @pytest.mark.parametrize("n", [5, 64, 256, 300])
@@ -59,19 +68,27 @@ def test_matrix_shows_every_pair_at_any_size(n, monkeypatch):
   monkeypatch.setattr(pictures, "MAX_CELLS", 64)
   size = -(-n // 64)
   cells = -(-n // size)
+  diagonal = range(cells)
   for pattern in catalogue.ALL:
     painted = pictures.image_of_matrix(pattern, n)
     assert painted.shape == (cells, cells, 3)
     assert painted.dtype == np.uint8
     rows, columns = np.nonzero(pattern.matrix(n) | np.eye(n, dtype=bool))
-    shown = np.zeros((cells, cells), bool)
-    shown[rows // size, columns // size] = True
-    np.testing.assert_array_equal((painted != WHITE).any(-1), shown)
-    assert (painted[range(cells), range(cells)] == QUERY).all()
+    expected = np.zeros((cells, cells), bool)
+    expected[rows // size, columns // size] = True
+    is_shown = (painted != WHITE).any(-1)
+    np.testing.assert_array_equal(is_shown, expected)
+    assert (painted[diagonal, diagonal] == QUERY).all()
 
 
 def test_joined_cells_show_the_fraction_of_keys():
-  cells = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 0, 0, 2]])
+  cells = np.array(
+    [
+      [1, 1, 0, 0],
+      [1, 1, 0, 0],
+      [1, 0, 0, 2],
+    ]
+  )
   painted = pictures.paint(cells, 2, 2)
   half = 1 - (1 - pictures.PALEST) / 2  # one of two at the cut border
   pale = (255 - half * (255 - KEY)).round()
@@ -79,17 +96,16 @@ def test_joined_cells_show_the_fraction_of_keys():
 
 
 def test_pairs_that_follow_the_content_have_a_color_of_their_own():
-  local = patterns.Local(5)
-  pattern = local | (patterns.LSH(8, 4) & patterns.Local(20))
   n = 64
+  near = patterns.Local(5)
+  far = patterns.Local(20)
+  pattern = near | (patterns.LSH(8, 4) & far)
   painted = pictures.image_of_matrix(pattern, n)
-  i = np.arange(n)
-  expected = np.where(local.matrix(n)[..., None], KEY, WHITE)
-  maybe = patterns.Local(20).matrix(n) & ~local.matrix(n)
+  expected = colors_of_pairs(near.matrix(n))
+  maybe = far.matrix(n) & ~near.matrix(n)
   expected[maybe] = style.rgb(style.PALE)
-  expected[i, i] = QUERY
-
   np.testing.assert_array_equal(painted, expected)
+
   row = pictures.image_of_query(pattern, n, (1, n))[0]
   np.testing.assert_array_equal(row, expected[int(n * 0.71)])
 

@@ -29,7 +29,8 @@ def prepare(root, pixels=PIXELS):
 
   def examples(numbers):
     for i in numbers:
-      PIL.Image.fromarray(pixels[i]).save(file := io.BytesIO(), "PNG")
+      file = io.BytesIO()
+      PIL.Image.fromarray(pixels[i]).save(file, "PNG")
       file.seek(0)
       yield i, {"id": f"{i}", "image": file, "label": i % 10}
 
@@ -66,10 +67,9 @@ def folder(root):
 
 def test_stock_copy_is_read_in_color_and_in_gray(root):
   number_of = {bytes(image): i for i, image in enumerate(PIXELS)}
-  numbers = {
-    split: [number_of[row] for row in rows(root, split)]
-    for split in data.SPLITS
-  }
+  numbers = {}
+  for split in data.SPLITS:
+    numbers[split] = [number_of[row] for row in rows(root, split)]
 
   assert len(numbers["train"]) == 6
   assert sorted(numbers["train"] + numbers["validation"]) == [*range(9)]
@@ -78,7 +78,8 @@ def test_stock_copy_is_read_in_color_and_in_gray(root):
   source = source_of("cifar10_gray", root)
   assert source.classes == cifar10.CLASSES
   for split, of_split in numbers.items():
-    for number, row in zip(of_split, source.examples(split), strict=True):
+    examples = source.examples(split)
+    for number, row in zip(of_split, examples, strict=True):
       gray = cifar10.gray(PIXELS[number])
       np.testing.assert_array_equal(row, [*gray, number % 10, 1024])
 
@@ -173,73 +174,71 @@ def archive(monkeypatch, tmp_path):
   return small_data.small_cifar10(tmp_path, monkeypatch)
 
 
+@pytest.fixture
+def archive_path(tmp_path, archive):
+  return tmp_path / "downloads" / "manual" / download.ARCHIVE.filename
+
+
 def test_archive_is_prepared_and_read_back(tmp_path, archive, monkeypatch):
   builder = download.prepare(str(tmp_path))
   # Not where the stock builder writes.
   assert builder.data_path.parent == tmp_path / "cifar10_bytes"
   found = {split: rows(tmp_path, split) for split in data.SPLITS}
-  assert list(map(len, found.values())) == [34, 6, 8]
+  assert [len(x) for x in found.values()] == [34, 6, 8]
 
   def in_order(names):
-    return [
-      image.reshape(3, 32, 32).transpose(1, 2, 0).tobytes()
-      for name in names
-      for image in archive[name][:, 1:]
-    ]
+    images = []
+    for name in names:
+      planes = archive[name][:, 1:].reshape(-1, 3, 32, 32)
+      images += map(bytes, planes.transpose(0, 2, 3, 1))
+    return images
 
   assert sorted(found["test"]) == sorted(in_order(builder.TEST_FILES))
-  train = found["train"] + found["validation"]
-  assert sorted(train) == sorted(in_order(builder.TRAIN_FILES))
-  drawn = np.random.RandomState(cifar10.SEED).permutation(40)[:6]
   every = in_order(builder.TRAIN_FILES)
+  assert sorted(found["train"] + found["validation"]) == sorted(every)
+  drawn = np.random.RandomState(cifar10.SEED).permutation(40)[:6]
   validation = rows(tmp_path, "validation", "cifar10_distaug")
-
   assert sorted(validation) == sorted(every[i] for i in drawn)
+
   gray = source_of("cifar10_gray", tmp_path)
   labels = [row[-2] for row in gray.examples("test")]
-
   assert sorted(labels) == sorted(archive["test_batch.bin"][:, 0])
   assert "tensorflow" not in sys.modules
 
   # Without the archive, in the default folder, by the command: it is prepared.
   shutil.rmtree(tmp_path / "downloads")
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-
   assert rows("", "test") == found["test"]
   done = runs.python("-m", "sparse_transformer.data", "prepare", "cifar10")
   place = f"cifar10_bytes is in {builder.data_path}"
-
   assert f"{place}: 40 train, 8 test records" in done.stdout
 
 
-def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, archive):
-  path = tmp_path / "downloads" / "manual" / download.ARCHIVE.filename
-  path.write_bytes(path.read_bytes()[::-1])
-  with refused(f"{path} is damaged.*checksum"):
+def test_wrong_archive_is_an_error_and_leaves_nothing(tmp_path, archive_path):
+  archive_path.write_bytes(archive_path.read_bytes()[::-1])
+  with refused(f"{archive_path} is damaged.*checksum"):
     download.prepare(str(tmp_path))
   with pytest.raises(FileNotFoundError, match="prepare cifar10 --data_dir="):
     rows(tmp_path, "train")
 
 
 def test_archive_is_downloaded_once_and_completely(
-  tmp_path, archive, monkeypatch
+  tmp_path, archive_path, monkeypatch
 ):
-  path = tmp_path / "downloads" / "manual" / download.ARCHIVE.filename
-  content = path.read_bytes()
-  path.unlink()
-  for part in content[:-1], content:
+  content = archive_path.read_bytes()
+  archive_path.unlink()
 
-    def answer(url, timeout, part=part):
-      return io.BytesIO(part)
+  def prepare(answer):
+    monkeypatch.setattr(
+      "urllib.request.urlopen", lambda url, timeout: io.BytesIO(answer)
+    )
+    download.prepare(str(tmp_path))
 
-    monkeypatch.setattr("urllib.request.urlopen", answer)
-    if part is content:
-      download.prepare(str(tmp_path))
-    else:
-      message = f"the answer has {len(part):,} bytes.; put the file at {path}"
-      with pytest.raises(ConnectionError, match=message):
-        download.prepare(str(tmp_path))
-
+  part = content[:-1]
+  message = f"the answer has {len(part):,} bytes.; put the file at "
+  with pytest.raises(ConnectionError, match=f"{message}{archive_path}"):
+    prepare(part)
+  prepare(content)
   monkeypatch.delattr("urllib.request.urlopen")
   download.prepare(str(tmp_path))
 
@@ -251,20 +250,19 @@ def test_archive_is_downloaded_once_and_completely(
 def test_published_images_are_read():
   root = SHARED / "tensorflow_datasets"
   names = (root / "cifar10/3.0.2/label.labels.txt").read_text().split()
-
   assert list(cifar10.CLASSES) == names
-  source = source_of("cifar10", root)
-  sizes = [len(source.examples(split)) for split in data.SPLITS]
 
-  assert sizes == [48_000, 2_000, 10_000]
-  examples = source.examples("train")
-  pixels = np.stack([examples[i] for i in range(0, 48_000, 160)])
+  source = source_of("cifar10", root)
+  train = source.examples("train")
+  held_out = source.examples("validation")
+  assert len(train) == 48_000
+  assert len(held_out) == 2_000
+  assert len(source.examples("test")) == 10_000
+
+  pixels = np.stack([train[i] for i in range(0, 48_000, 160)])
   # Published channel means of the training set: 0.491, 0.482, 0.447.
   means = pixels.reshape(-1, 3).mean(0) / 255
-
   np.testing.assert_allclose(means, [0.491, 0.482, 0.447], atol=0.03)
   # Held-out images are not trained on.
-  held_out = source.examples("validation")
-  held_out = {bytes(held_out[i]) for i in range(0, 2_000, 20)}
-
-  assert not held_out & {*map(bytes, pixels)}
+  images = {bytes(held_out[i]) for i in range(0, 2_000, 20)}
+  assert not images & {*map(bytes, pixels)}

@@ -3,6 +3,7 @@
 import io
 import itertools
 import pathlib
+import re
 import struct
 import tracemalloc
 
@@ -60,8 +61,13 @@ def claiming(size):
   return riff((b"data", bytes(100), size))
 
 
+def silence(number=9, dtype="i2", rate=12_000):
+  return wav(np.zeros(number, dtype), rate)
+
+
 def tone(rate, seconds=0.5, hertz=440):
-  return 0.5 * np.sin(2 * np.pi * hertz * np.arange(int(rate * seconds)) / rate)
+  times = np.arange(int(rate * seconds)) / rate
+  return 0.5 * np.sin(2 * np.pi * hertz * times)
 
 
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
@@ -74,6 +80,12 @@ def test_saved_symbols_decode_to_the_same_symbols(codec, tmp_path):
   np.testing.assert_array_equal(codec.decode(path.read_bytes(), path), symbols)
 
 
+def of_format(tag, block, bits):
+  """A WAV file without samples, of one channel with 9,000 of them a second."""
+  form = (tag, 1, 9000, 9000 * block, block, bits)
+  return riff((b"data", b""), form=form)
+
+
 def test_several_sequences_are_saved(tmp_path):
   sequences = np.random.RandomState(0).randint(0, 4, (3, 150)).astype(np.uint8)
 
@@ -82,12 +94,10 @@ def test_several_sequences_are_saved(tmp_path):
 
   (text,) = save(Text())
   parts = text.read_bytes().split(RULE)
-
   assert parts == [row.tobytes() for row in sequences]
 
   (fasta,) = save(Fasta())
   found = Fasta().decode(fasta.read_bytes(), fasta)
-
   np.testing.assert_array_equal(found, sequences.ravel())
   assert max(map(len, fasta.read_text().splitlines())) == 70
 
@@ -95,6 +105,12 @@ def test_several_sequences_are_saved(tmp_path):
   assert [x.name for x in sounds] == [f"samples_{i}.wav" for i in range(3)]
   save(Audio(12_000), sequences[:2])  # those of before are removed
   assert sorted(tmp_path.glob("*.wav")) == sounds[:2]
+
+
+NO_FASTA = "not a FASTA file, but other text"
+
+
+NO_KIND = "x.wav is damaged or truncated, or of a kind that is not read"
 
 
 @pytest.mark.parametrize(
@@ -107,52 +123,37 @@ def test_several_sequences_are_saved(tmp_path):
     ("x.fasta", b">x\nMKLVE\n", ["2 other characters", "'L'", "index 2"]),
     ("x.fasta", b">x\n 1 AC\n11 GT\n", ["3 other", "'1'", "index 0"]),
     ("x.fasta", b">x\nAC>GT\n", ["1 other", "'>'", "index 2"]),
-    ("x.fasta", b"@x\nACGT\n+\nIIII\n", ["not a FASTA file, but other text"]),
-    ("x.fasta", b"ACGT\n>x\nACGT\n", ["not a FASTA file, but other text"]),
-    ("x.fasta", b";only > a comment", ["not a FASTA file, but other text"]),
+    ("x.fasta", b"@x\nACGT\n+\nIIII\n", [NO_FASTA]),
+    ("x.fasta", b"ACGT\n>x\nACGT\n", [NO_FASTA]),
+    ("x.fasta", b";only > a comment", [NO_FASTA]),
     ("x.fasta", b"", ["is not a FASTA file, but empty"]),
     ("x.wav", claiming(101), ["damaged", "'data' has 100 of 101 bytes"]),
     ("x.wav", claiming(2**30), ["'data' has 100 of 1,073,741,824 bytes"]),
-    ("x.wav", wav(np.zeros(50, np.int16))[:-1], ["damaged or truncated"]),
+    ("x.wav", silence()[:-1], ["damaged or truncated"]),
     ("x.wav", claiming(0), ["does not count its last 100 bytes"]),
     ("x.wav", riff(), ["has 0 chunks b'data', not one"]),
-    (
-      "x.wav",
-      riff((b"data", b"12"), (b"data", b"34")),
-      ["has 2 chunks b'data'"],
-    ),
+    ("x.wav", riff(SOUND, SOUND), ["has 2 chunks b'data'"]),
     ("x.wav", riff((b"data", bytes(3))), ["multiple of element size"]),
     ("x.wav", b"FORM" + riff(SOUND)[4:], ["damaged", "FORM"]),
     # A-law, mu-law, ADPCM; frames of no bytes; floats of 16 bits.
-    *(
-      (
-        "x.wav",
-        riff((b"data", b""), form=(tag, 1, 9000, 9000 * block, block, bits)),
-        ["x.wav is damaged or truncated, or of a kind that is not read", x],
-      )
-      for tag, block, bits, x in (
-        (6, 1, 8, "ALAW"),
-        (7, 1, 8, "MULAW"),
-        (17, 256, 4, "DVI_ADPCM"),
-        (1, 0, 16, "modulo by zero"),
-        (3, 2, 16, "16-bit floating-point"),
-      )
-    ),
-    ("x.wav", wav(np.zeros((9, 2), "i2")), ["x.wav has 2 channels; mix it"]),
+    ("x.wav", of_format(tag=6, block=1, bits=8), [NO_KIND, "ALAW"]),
+    ("x.wav", of_format(tag=7, block=1, bits=8), [NO_KIND, "MULAW"]),
+    ("x.wav", of_format(tag=17, block=256, bits=4), [NO_KIND, "DVI_ADPCM"]),
+    ("x.wav", of_format(tag=1, block=0, bits=16), [NO_KIND, "modulo by zero"]),
+    ("x.wav", of_format(tag=3, block=2, bits=16), [NO_KIND, "16-bit floating"]),
+    ("x.wav", silence((9, 2)), ["x.wav has 2 channels; mix it"]),
     ("x.wav", wav(np.array([0, 32768.0])), ["samples reach 32,768; scale"]),
     ("x.wav", wav(np.array([0, -4.5], "f4")), ["samples reach 4.5; scale"]),
     ("x.wav", wav(np.array([0, np.nan])), ["sample 1 is nan, not finite"]),
-    ("x.wav", wav(np.zeros(9, "i2"), rate=0), ["has 0 samples per second"]),
-    ("x.wav", wav(np.zeros(9, "i2"), rate=2**31 - 1), ["samples per second"]),
-    ("x.wav", wav(np.zeros(9, "i2"), rate=1), ["has 1 samples per second"]),
+    ("x.wav", silence(rate=0), ["has 0 samples per second"]),
+    ("x.wav", silence(rate=2**31 - 1), ["samples per second"]),
+    ("x.wav", silence(rate=1), ["has 1 samples per second"]),
     ("x.wav", b"RIFX not a wav at all", ["of a kind that is not read"]),
   ],
 )
 def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
-  with pytest.raises(ValueError) as error:
+  with refused(name, *map(re.escape, words)):
     CODECS[name].decode(content, name)
-  for word in [name, *words]:
-    assert word in str(error.value)
 
 
 def bases_by_line(data, separator):
@@ -240,84 +241,93 @@ def test_separator_follows_each_document(tmp_path):
   codec = Fasta(4)
   text = b">one\nACG\nT\n>two\n;comment\nTT\n"
   found = codec.decode(text, "x.fasta")
-
   np.testing.assert_array_equal(found, [0, 1, 2, 3, 4, 3, 3, 4])
   assert codec.vocab_size == 5
   assert Fasta().vocab_size == 4
+
   (path,) = codec.save(tmp_path / "samples", found[None, :-1])
   np.testing.assert_array_equal(codec.decode(path.read_bytes(), path), found)
+
   found = Text(0).decode(b"ab", "x")
   np.testing.assert_array_equal(found, [97, 98, 0])
   with refused("x has byte 0 at 1, .*documents=True"):
     Text(0).decode(b"a\0b", "x")
 
 
-def test_files_of_an_archive_are_read_one_by_one(tmp_path):
-  for codec, content in (
+@pytest.mark.parametrize(
+  "codec, content",
+  [
     (Text(0), b"ab"),
     (JsonLines(), b'{"text": "ab"}'),
     (Fasta(), b">x\nAC"),
     (Audio(12_000), wav(np.arange(9, dtype=np.int16))),
-  ):
-    (tmp_path / "a").write_bytes(content)
-    small_data.write_zip(
-      tmp_path / "x.zip",
-      {
-        "a": content,
-        "b": content,
-      },
-    )
-    expected = np.concatenate(codec.read(tmp_path / "a") * 2)
-    found = np.concatenate(codec.read(tmp_path / "x.zip"))
-    np.testing.assert_array_equal(found, expected)
+  ],
+)
+def test_files_of_an_archive_are_read_one_by_one(tmp_path, codec, content):
+  file = tmp_path / "a"
+  archive = tmp_path / "x.zip"
+  file.write_bytes(content)
+  small_data.write_zip(
+    archive,
+    dict(
+      a=content,
+      b=content,
+    ),
+  )
+  expected = np.concatenate(codec.read(file) * 2)
+  found = np.concatenate(codec.read(archive))
+  np.testing.assert_array_equal(found, expected)
 
 
 def test_ambiguous_bases_are_drawn_and_reported(capsys):
   text = b">x\n" + b"N" * 4000 + b"R" * 100 + b"A"
   found = Fasta().decode(text, "x.fasta")
-  counts = np.bincount(found[:4000], minlength=4)
+  of_n, of_r, last = np.split(found, [4000, 4100])
+  counts = np.bincount(of_n, minlength=4)
 
   assert counts.min() > 900
   assert counts.sum() == 4000
-  assert set(found[4000:4100]) == {0, 2}
-  assert found[4100] == 0
+  assert set(of_r) == {0, 2}
+  assert last == [0]
   np.testing.assert_array_equal(found, Fasta().decode(text, "x.fasta"))
   assert "4,000 N, 100 R" in capsys.readouterr().err
+
+
+WITH_CHUNKS = riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x"))
+
+
+WITHOUT_SIZE = b"RIFF\0\0\0\0" + riff(SOUND)[8:]
+
+
+RF64 = riff(
+  (b"ds64", struct.pack("<QQQ", 90, 10, 5)),
+  (*SOUND, 2**32 - 1),
+  (b"LIST", b"info"),
+  name=b"RF64",
+)
+
+
+STREAM = "x.wav has the header of a stream, and so may others"
+
+
+MORE_BYTES = "x.wav has last bytes that its header does not count"
 
 
 @pytest.mark.parametrize(
   "data, line",
   [
     (riff(SOUND), ""),
-    (riff(SOUND).replace(b"RIFF", b"RIFF\0\0\0\0")[:8] + riff(SOUND)[8:], ""),
-    (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x")), ""),
-    (riff((b"LIST", b"odd"), SOUND, (b"id3 ", b"x"))[:-1], ""),
+    (WITHOUT_SIZE, ""),
+    (WITH_CHUNKS, ""),
+    (WITH_CHUNKS[:-1], ""),
     (riff(SOUND, form=(0xFFFE, 1, 12_000, 24_000, 2, 16), more=EXTENSIBLE), ""),
-    (
-      riff(
-        (b"ds64", struct.pack("<QQQ", 90, 10, 5)),
-        (*SOUND, 2**32 - 1),
-        (b"LIST", b"info"),
-        name=b"RF64",
-      ),
-      "",
-    ),
+    (RF64, ""),
     # Of streams: by ffmpeg, by sox, by arecord.
-    *(
-      (
-        riff((*SOUND, size)),
-        "x.wav has the header of a stream, and so may others",
-      )
-      for size in (2**32 - 1, 0x7FFFF000, 2**31)
-    ),
-    (
-      riff(SOUND) + b"TAG\0" * 32,
-      "x.wav has last bytes that its header does not count",
-    ),
-    (
-      riff((b"data", SOUND[1] + bytes(90), 10)),
-      "x.wav has last bytes that its header does not count",
-    ),
+    (riff((*SOUND, 2**32 - 1)), STREAM),
+    (riff((*SOUND, 0x7FFFF000)), STREAM),
+    (riff((*SOUND, 2**31)), STREAM),
+    (riff(SOUND) + b"TAG\0" * 32, MORE_BYTES),
+    (riff((b"data", SOUND[1] + bytes(90), 10)), MORE_BYTES),
   ],
 )
 def test_header_tells_where_the_sound_is(data, line, capfd):
@@ -328,32 +338,31 @@ def test_header_tells_where_the_sound_is(data, line, capfd):
   assert bool(line) == bool(lines)
 
 
-def test_sound_has_the_same_levels_in_every_format():
+@pytest.mark.parametrize("bits", [8, 16, 24, 32])
+def test_sound_has_the_same_levels_in_every_format(bits):
   sound = np.random.RandomState(0).randint(-128, 128, 400)
-  expected = compress(sound / 128)
+  width = bits // 8
+  samples = sound << bits - 8
+  samples += 128 * (bits == 8)
+  content = samples.astype("<i8").view("u1").reshape(-1, 8)[:, :width]
+  form = (1, 1, 12_000, 12_000 * width, width, bits)
+  data = riff((b"data", content.tobytes()), form=form)
+  found = Audio(12_000).decode(data, "x.wav")
+  np.testing.assert_array_equal(found, compress(sound / 128))
 
-  assert compress(np.zeros(1)) == 128  # silence
-  for bits in (8, 16, 24, 32):
-    width = bits // 8
-    samples = sound << bits - 8
-    samples += 128 * (bits == 8)
-    content = samples.astype("<i8").view("u1").reshape(-1, 8)[:, :width]
-    form = (1, 1, 12_000, 12_000 * width, width, bits)
-    data = riff((b"data", content.tobytes()), form=form)
-    found = Audio(12_000).decode(data, "x.wav")
-    np.testing.assert_array_equal(found, expected)
 
-  for dtype in "<f4", "<f8":
-    found = Audio(12_000).decode(wav((sound / 128).astype(dtype)), "x")
-    np.testing.assert_array_equal(found, expected)
+@pytest.mark.parametrize("dtype", ["<f4", "<f8"])
+def test_sound_of_floats_has_its_levels(dtype):
+  sound = np.random.RandomState(0).randint(-128, 128, 400) / 128
+  found = Audio(12_000).decode(wav(sound.astype(dtype)), "x")
+  np.testing.assert_array_equal(found, compress(sound))
 
 
 def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
   data = wav(np.array([0.5, 1.2, -1]))
-  codec = Audio(12_000)
+  clipped = compress(np.array([0.5, 1, -1]))
   for i in range(3):
-    found = codec.decode(data, tmp_path / f"{i}.wav")
-    clipped = compress(np.array([0.5, 1, -1]))
+    found = Audio(12_000).decode(data, tmp_path / f"{i}.wav")
     np.testing.assert_array_equal(found, clipped)
 
   assert capfd.readouterr().err == (
@@ -362,10 +371,10 @@ def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
   )
 
 
-def test_sound_of_no_samples_is_none():
-  for rate in 8_000, 12_000:
-    data = wav(np.zeros(0, np.int16), rate)
-    assert not len(Audio(12_000).decode(data, "x.wav"))
+@pytest.mark.parametrize("rate", [8_000, 12_000])
+def test_sound_of_no_samples_is_none(rate):
+  data = silence(0, rate=rate)
+  assert not len(Audio(12_000).decode(data, "x.wav"))
 
 
 def test_mu_law_is_monotonic_and_invertible():
@@ -374,6 +383,7 @@ def test_mu_law_is_monotonic_and_invertible():
   np.testing.assert_array_equal(compress(wave), levels)
   np.testing.assert_allclose(wave[[0, -1]], [-1, 1])
   assert (np.diff(wave) > 0).all()
+  assert compress(np.zeros(1)) == 128  # silence
 
 
 def test_mu_law_is_that_of_its_formula():

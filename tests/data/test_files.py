@@ -30,73 +30,77 @@ def write_archive(path):
       "b/2": TEXT[500:900],
       "b/": b"",
       "a": TEXT[:500],
+      "c": TEXT[900:],
+      "__MACOSX/._a": b"hidden",
+      ".DS_Store": b"hidden",
+      "b/.x/y": b"hidden",
     }
-    members["c"] = TEXT[900:]
-    hidden = dict.fromkeys(("__MACOSX/._a", ".DS_Store", "b/.x/y"), b"hidden")
-    small_data.write_zip(path, members | hidden)
+    small_data.write_zip(path, members)
   else:
-    path.write_bytes(COMPRESS.get(path.suffix.lower(), bytes)(TEXT))
+    compress = COMPRESS.get(path.suffix.lower(), bytes)
+    path.write_bytes(compress(TEXT))
 
 
 @pytest.mark.parametrize("suffix", ["", ".txt", ".GZ", ".zip", *COMPRESS])
 def test_file_is_decompressed_by_its_suffix(tmp_path, suffix):
-  write_archive(path := tmp_path / f"text{suffix}")
+  path = tmp_path / f"text{suffix}"
+  write_archive(path)
   assert files.read(path) == TEXT
 
 
 @pytest.mark.parametrize("suffix", [*COMPRESS, ".zip"])
 def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
-  write_archive(file := tmp_path / f"text{suffix}")
-  good = file.read_bytes()
+  path = tmp_path / f"text{suffix}"
+  write_archive(path)
+  good = path.read_bytes()
   middle = len(good) // 2
   flipped = bytes(255 - byte for byte in good[middle : middle + 9])
-  flipped = good[:middle] + flipped + good[middle + 9 :]
-  for bad in good[:middle], good[:2], good[9:], flipped, b"no archive", b"":
-    file.write_bytes(bad)
-    with refused(f"{file} is damaged .* or of a kind"):
-      files.read(file)
+  contents = (
+    good[:middle],
+    good[:2],
+    good[9:],
+    good[:middle] + flipped + good[middle + 9 :],
+    b"no archive",
+    b"",
+  )
+  for content in contents:
+    path.write_bytes(content)
+    with refused(f"{path} is damaged .* or of a kind"):
+      files.read(path)
 
-  file.unlink()
-
+  path.unlink()
   with pytest.raises(FileNotFoundError):
-    files.read(file)
+    files.read(path)
 
 
 @pytest.mark.parametrize("suffix", COMPRESS)
 def test_what_follows_a_member_is_another_or_an_error(tmp_path, suffix):
-  first, second = (COMPRESS[suffix](x) for x in (TEXT[:500], TEXT[500:]))
+  first = COMPRESS[suffix](TEXT[:500])
+  second = COMPRESS[suffix](TEXT[500:])
   path = tmp_path / f"x{suffix}"
   path.write_bytes(first + second)
   assert files.read(path) == TEXT
-  for rest in b"no member", bytes([second[0] ^ 1]) + second[1:]:
+  damaged = bytes([second[0] ^ 1]) + second[1:]
+  for rest in b"no member", damaged:
     path.write_bytes(first + rest)
     with refused(f"{path} is damaged"):
       files.read(path)
 
 
+def write_zip_of(path, *members):
+  """Writes members (name, content), of which two may have one name."""
+  with zipfile.ZipFile(path, "w") as archive:
+    for name, content in members:
+      archive.writestr(name, content)
+
+
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_archive_of_two_members_of_one_name_is_rejected(tmp_path):
   path = tmp_path / "x.zip"
-  with zipfile.ZipFile(path, "w") as archive:
-    for name, content in (
-      ("b", "1"),
-      ("a", "2"),
-      ("c/", ""),
-      ("b", "3"),
-    ):
-      archive.writestr(name, content)
-
+  write_zip_of(path, ("b", "1"), ("a", "2"), ("c/", ""), ("b", "3"))
   with refused(f"{path} .*two .* members are named b$"):
     files.parts(path)
-  with zipfile.ZipFile(path, "w") as archive:
-    for name, content in (
-      ("b", "1"),
-      ("a", "2"),
-      ("c/", ""),
-      ("a/b", "3"),
-    ):
-      archive.writestr(name, content)
-
+  write_zip_of(path, ("b", "1"), ("a", "2"), ("c/", ""), ("a/b", "3"))
   assert files.parts(path) == [b"2", b"3", b"1"]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import small_data
 from helpers.errors import refused
-from helpers.small_data import SUFFIXES, config, source_of
+from helpers.small_data import SUFFIXES, source_of
 
 from sparse_transformer import data
 from sparse_transformer.data import files, splits
@@ -46,29 +46,29 @@ FILES = (
   ],
 )
 def test_named_splits_are_not_mixed(tmp_path, name, paths, capfd):
-  paths = [path + SUFFIXES[name] for path in paths]
+  suffix = SUFFIXES[name]
   for path, number in zip(paths, NUMBERS.values(), strict=True):
     if name == "labelled":
+      split, _, rest = path.partition("/")
       for label in "no", "yes":
-        split, _, rest = path.partition("/")
-        write(tmp_path / split / label / rest, number)
+        write(tmp_path / split / label / (rest + suffix), number)
     else:
-      write(tmp_path / path, number)
+      write(tmp_path / (path + suffix), number)
 
   (tmp_path / ".test.fasta.swp").write_text("hidden")
-  made = source_of(
+  source = source_of(
     name,
     tmp_path,
     columns=4,
     length=1,
   )
-  found = [
-    {int(x[0]) for x in made.examples(split)} - {ord("\n")}
-    for split in data.SPLITS
-  ]
-
-  assert [len(x) for x in found] == [1, 1, 1]
-  assert len(set.union(*found)) == 3
+  every = set()
+  for split in data.SPLITS:
+    first = {int(row[0]) for row in source.examples(split)}
+    symbols = first - {ord("\n")}
+    assert len(symbols) == 1
+    every |= symbols
+  assert len(every) == 3
   assert not capfd.readouterr().err
 
 
@@ -78,36 +78,37 @@ def sizes(path, name="bytes", **changes):
   return [len(found[split]) for split in data.SPLITS]
 
 
-@pytest.mark.parametrize(
-  "train, validation",
-  [
-    (["train-1.txt.gz", "train-10.txt.gz"], "val.txt"),
-    (["wiki.train-1-of-4.txt", "wiki.train-2-of-4.txt"], "wiki.valid.txt"),
-    (
-      ["train-00000-of-00005.txt", "train-00001-of-00005.txt"],
-      "validation.txt",
-    ),
-    (
-      ["c4-train.00000-of-01024.txt.gz", "c4-train.00001-of-01024.txt.gz"],
-      "c4-validation.00000-of-00008.txt.gz",
-    ),
-  ],
+NUMBERED = (
+  ("train-1.txt.gz", "train-10.txt.gz", "val.txt"),
+  ("wiki.train-1-of-4.txt", "wiki.train-2-of-4.txt", "wiki.valid.txt"),
+  ("train-00000-of-00005.txt", "train-00001-of-00005.txt", "validation.txt"),
+  (
+    "c4-train.00000-of-01024.txt.gz",
+    "c4-train.00001-of-01024.txt.gz",
+    "c4-validation.00000-of-00008.txt.gz",
+  ),
 )
+
+
+@pytest.mark.parametrize("first, second, validation", NUMBERED)
 def test_numbered_files_of_a_split_are_joined(
-  tmp_path, train, validation, capfd
+  tmp_path, first, second, validation, capfd
 ):
-  contents = dict(zip([*train, validation, "test.txt"], b"1234", strict=True))
-  for name, number in contents.items():
-    content = bytes([number] * 9)
-    pack = gzip.compress if name.endswith(".gz") else bytes
-    (tmp_path / name).write_bytes(pack(content))
+  contents = {
+    first: b"1" * 9,
+    second: b"2" * 9,
+    validation: b"3" * 9,
+    "test.txt": b"4" * 9,
+  }
+  for name, content in contents.items():
+    if name.endswith(".gz"):
+      content = gzip.compress(content)
+    (tmp_path / name).write_bytes(content)
 
   found = source_of("bytes", tmp_path, length=1).load()
-  found = {split: bytes(symbols) for split, symbols in found.items()}
-
-  assert found["train"] == b"1" * 9 + b"2" * 9
-  assert found["validation"] == b"3" * 9
-  assert found["test"] == b"4" * 9
+  assert bytes(found["train"]) == b"1" * 9 + b"2" * 9
+  assert bytes(found["validation"]) == b"3" * 9
+  assert bytes(found["test"]) == b"4" * 9
   assert not capfd.readouterr().err
 
 
@@ -309,25 +310,21 @@ def test_names_of_splits_that_are_joined_are_told(
 @pytest.mark.parametrize("name", SUFFIXES)
 def test_digest_says_how_the_same_data_are_divided(tmp_path, name):
   """A file is moved from the end of training to the start of validation."""
-  found = []
+  labels = ("no", "yes") if name == "labelled" else ("",)
+  digests = []
   for end in "train", "val":
-    for split, number in (
-      ("train", 1),
-      (end, 2),
-      ("val", 3),
-      ("test", 4),
-    ):
-      for label in ("no", "yes") if name == "labelled" else ("",):
-        folder = tmp_path / end / split / label
-        write(folder / f"{number}{SUFFIXES[name]}", number)
-    config_of = config(name, tmp_path / end, length=40)
-    found.append(data.source(config_of).digest())
+    root = tmp_path / end
+    for number, split in enumerate(("train", end, "val", "test"), start=1):
+      for label in labels:
+        write(root / split / label / f"{number}{SUFFIXES[name]}", number)
+    source = source_of(name, root, length=40)
+    digests.append(source.digest())
 
-  assert found[0].keys() == found[1].keys()
-  assert found[0]["splits"] != found[1]["splits"]
-
+  first, second = digests
+  assert first.keys() == second.keys()
+  assert first["splits"] != second["splits"]
   if name != "labelled":  # whose examples are shuffled
-    assert found[0]["crc32"] == found[1]["crc32"]
+    assert first["crc32"] == second["crc32"]
 
 
 def test_digest_says_how_the_same_arrays_are_divided(tmp_path):
@@ -348,17 +345,17 @@ def test_digest_says_how_the_same_arrays_are_divided(tmp_path):
   assert first["crc32"] == second["crc32"]
 
 
-def test_digest_says_where_fractions_cut(tmp_path):
+@pytest.mark.parametrize(
+  "fractions, sizes",
+  [
+    ((0.5, 0.25, 0.25), [20, 10, 10]),
+    ((0.5, 0.3, 0.2), [20, 12, 8]),
+  ],
+)
+def test_digest_says_where_fractions_cut(tmp_path, fractions, sizes):
   write(tmp_path / "x", 1)
-  found = []
-  for fractions in (
-    (0.5, 0.25, 0.25),
-    (0.5, 0.3, 0.2),
-  ):
-    source = source_of("bytes", tmp_path / "x", fractions=fractions)
-    found.append(source.digest())
-
-  assert [x["splits"] for x in found] == [[20, 10, 10], [20, 12, 8]]
+  source = source_of("bytes", tmp_path / "x", fractions=fractions)
+  assert source.digest()["splits"] == sizes
 
 
 def test_empty_split_is_an_error_that_names_it(tmp_path):
@@ -377,6 +374,6 @@ def test_other_names_tell_no_splits(tmp_path):
     (tmp_path, 5),
     (tmp_path / names[0], 1),
   ):
-    (found,) = splits.listed(path, "").items()
-    assert found[0] == ""
-    assert len(found[1]) == number
+    ((split, found),) = splits.listed(path, "").items()
+    assert split == ""
+    assert len(found) == number

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import runs
 from helpers.errors import refused
-from helpers.small_data import config, source_of
+from helpers.small_data import source_of
 
 from sparse_transformer import data
 from sparse_transformer.data import files
@@ -42,10 +42,11 @@ def tokens_of(path, **changes):
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
 def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
+  path = tmp_path / "x.npy"
   top = min(np.iinfo(dtype).max, 2**31 - 2)
   tokens = np.array([0, top, *range(98)], dtype)
-  np.save(tmp_path / "x.npy", tokens)
-  source = source_of("tokens", tmp_path / "x.npy", vocab_size=top + 1)
+  np.save(path, tokens)
+  source = source_of("tokens", path, vocab_size=top + 1)
   parts = [source.load()[split] for split in data.SPLITS]
 
   assert [len(part) for part in parts] == [50, 25, 25]
@@ -55,12 +56,11 @@ def test_array_is_mapped_and_split_by_fractions(tmp_path, dtype):
   base = parts[0]
   while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
     base = base.base
-
   assert isinstance(base, np.memmap)
-  np.save(tmp_path / "x.npy", tokens.astype(np.uint32))
-  more = config("tokens", tmp_path / "x.npy", vocab_size=top + 2)
-  prompts = samples.no_prompts(data.source(more), 2)
 
+  np.save(path, tokens.astype(np.uint32))
+  more = source_of("tokens", path, vocab_size=top + 2)
+  prompts = samples.no_prompts(more, 2)
   assert prompts.dtype == np.min_scalar_type(top + 1)
 
 
@@ -69,16 +69,17 @@ def test_shards_are_read_as_one_array_without_a_copy(tmp_path, by, monkeypatch):
   random = np.random.RandomState(0)
   shards = []
   for i, size in enumerate((400, 1, 90, 17, 300)):
-    shards.append(random.randint(0, VOCABULARY, size).astype(np.uint16))
-    shards[-1].tofile(tmp_path / f"train_{i:06}.bin")
-  write(tmp_path, names=["val", "test"])
-  rest = [TOKENS, TOKENS] if by == "names" else []
-  whole = tmp_path.with_suffix(".npy")
-  parts = dict(zip(data.SPLITS, [np.concatenate(shards), *rest], strict=False))
-  if by == "fractions":
-    for name in "val", "test":
-      (tmp_path / f"{name}.bin").unlink()
-    np.save(whole, np.concatenate(shards))
+    shard = random.randint(0, VOCABULARY, size).astype(np.uint16)
+    shard.tofile(tmp_path / f"train_{i:06}.bin")
+    shards.append(shard)
+
+  joined = np.concatenate(shards)
+  if by == "names":
+    write(tmp_path, names=["val", "test"])
+    parts = dict(train=joined, validation=TOKENS, test=TOKENS)
+  else:
+    whole = tmp_path.with_suffix(".npy")
+    np.save(whole, joined)
     parts = tokens_of(whole).load()
 
   monkeypatch.setattr(files, "BLOCK", 100)
@@ -88,21 +89,21 @@ def test_shards_are_read_as_one_array_without_a_copy(tmp_path, by, monkeypatch):
     found = source.load()[split]
     assert len(found) == len(tokens)
     np.testing.assert_array_equal(np.asarray(found), tokens)
+
     examples = source.examples(split)
     assert len(examples) == len(tokens) - 149
     for i, example in enumerate(examples):
       assert type(example) is np.ndarray
       assert example.dtype == np.uint16
       np.testing.assert_array_equal(example, tokens[i : i + 150])
+
     alone = data.Stream(150, 4, lambda x=tokens: dict.fromkeys(data.SPLITS, x))
     for context in 0, 149:
-      pairs = zip(
-        source.windows(split, context),
-        alone.windows("train", context),
-        strict=True,
-      )
-      for window, expected in pairs:
-        np.testing.assert_array_equal(window, expected)
+      windows = source.windows(split, context)
+      expected = alone.windows("train", context)
+      for window, same in zip(windows, expected, strict=True):
+        np.testing.assert_array_equal(window, same)
+
     for size in 1, 399, 402, len(tokens):
       assert source.num_bytes(split, size) == BYTES[tokens[:size]].sum()
 
@@ -116,11 +117,9 @@ def test_shards_are_mapped(tmp_path):
   tracemalloc.start()
   try:
     source = source_of("tokens", tmp_path)
-    assert source.examples("train")[1_000_000 - 4][:6].tolist() == [
-      *(999_996 % 2**16 + i for i in range(4)),
-      0,
-      1,
-    ]
+    between = source.examples("train")[999_996]
+    last = np.arange(999_996, 1_000_000) % 2**16
+    assert between[:6].tolist() == [*last, 0, 1]
     assert source.digest()["splits"] == [2_000_000, 1_000_000, 1_000_000]
     peak = tracemalloc.get_traced_memory()[1]
   finally:
@@ -140,21 +139,19 @@ def test_shard_that_becomes_shorter_is_an_error(tmp_path):
     list(windows)
 
 
-def test_token_beyond_the_vocabulary_is_named(tmp_path):
-  tokens = TOKENS.copy()
-  tokens[777] = VOCABULARY
-  write(tmp_path, tokens, ["train", "val", "test"])
-  message = f"train.bin: token {VOCABULARY} of uint16 at index 777 is not"
-  with refused(message):
-    tokens_of(tmp_path).examples("train")
-
-
 WORDS = np.arange(4000)
-LLM_C = np.zeros(256, "<i4")
-LLM_C[:3] = 20240520, 1, 4000
-np.save(NPY := io.BytesIO(), WORDS)
-NPY = NPY.getvalue()
-LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
+
+
+def npy(array):
+  """The content of a NumPy file."""
+  file = io.BytesIO()
+  np.save(file, array)
+  return file.getvalue()
+
+
+def llm_c(*numbers):
+  """What a file of llm.c begins with."""
+  return np.array(numbers, "<i4").tobytes().ljust(1024, b"\0")
 
 
 @pytest.mark.parametrize(
@@ -165,30 +162,39 @@ LLAMA = np.array([20240801, 7, *LLM_C[2:]], "<i4")
     (WORDS.astype("<i8"), "32- or 64-bit tokens"),
     # Token numbers up to 128,000: some need more than 16 bits.
     ((WORDS * 32).astype("<u4"), "32- or 64-bit tokens"),
-    ([LLM_C, WORDS.astype("<u2")], "llm.c's header of 1,024 bytes"),
-    ([LLAMA, WORDS.astype("<u4")], "llm.c's header"),
-    (np.frombuffer(b"the quick brown fox\n" * 9, np.uint8), "holds text"),
-    (np.frombuffer(b"PK\x03\x04" + bytes(99) + b"!", np.uint8), "zip data"),
-    (np.frombuffer(b"MMIDIDX\0\0" + bytes(98), np.uint8), "Megatron's index"),
-    (np.frombuffer("schöne Wörter. ".encode() * 9, np.uint8), "holds text"),
-    (np.frombuffer(gzip.compress(b"text"), np.uint8), "gzip data"),
+    (
+      llm_c(20240520, 1, 4000) + WORDS.astype("<u2").tobytes(),
+      "llm.c's header of 1,024 bytes",
+    ),
+    (
+      llm_c(20240801, 7, 4000) + WORDS.astype("<u4").tobytes(),
+      "llm.c's header",
+    ),
+    (b"the quick brown fox\n" * 9, "holds text"),
+    (b"PK\x03\x04" + bytes(99) + b"!", "zip data"),
+    (b"MMIDIDX\0\0" + bytes(98), "Megatron's index"),
+    ("schöne Wörter. ".encode() * 9, "holds text"),
+    (gzip.compress(b"text"), "gzip data"),
     # Of four symbols, half of them 0; after padding; padded by half.
     (WORDS % 4, "32- or 64-bit tokens"),
-    (np.r_[0 * WORDS, WORDS].astype("<u4"), "32- or 64-bit tokens"),
+    (np.append(0 * WORDS, WORDS).astype("<u4"), "32- or 64-bit tokens"),
     (np.where(WORDS % 2, 0, WORDS), "32- or 64-bit tokens"),
-    (np.frombuffer(NPY, np.uint8), "a NumPy array"),
-    (np.ones(4001, np.uint8), "not a multiple of the data-type size"),
-    (np.ones(0, np.uint8), "empty file"),
-    # uint16 of the other byte order, and bytes.
+    (npy(WORDS), "a NumPy array"),
+    (b"\1" * 4001, "not a multiple of the data-type size"),
+    (b"", "empty file"),
+    # uint16 of the other byte order; bytes; the first one that is too large.
     (WORDS.astype(">u2"), "token 65294 of uint16 at index 3839 is not"),
-    (np.full(90, 200, np.uint8), "token 51400 of uint16 at index 0 is not"),
+    (bytes([200]) * 90, "token 51400 of uint16 at index 0 is not"),
+    (np.append(TOKENS, VOCABULARY).astype("<u2"), "token 50304 .* 900 is not"),
   ],
 )
 def test_file_of_other_than_uint16_is_refused(tmp_path, content, phrase):
-  parts = content if isinstance(content, list) else [content]
-  (tmp_path / "x.bin").write_bytes(b"".join(x.tobytes() for x in parts))
+  (tmp_path / "x.bin").write_bytes(bytes(content))
   with refused(f"x.bin.*{phrase}"):
     tokens_of(tmp_path / "x.bin").load()
+
+
+RANDOM_TOKENS = np.random.RandomState(0).randint(0, VOCABULARY, 400)
 
 
 @pytest.mark.parametrize(
@@ -197,12 +203,11 @@ def test_file_of_other_than_uint16_is_refused(tmp_path, content, phrase):
     np.zeros(400),
     np.random.RandomState(0).choice(2, 400),
     np.random.RandomState(0).choice(27, 41),
-    np.random.RandomState(0).randint(0, VOCABULARY, 400),
+    RANDOM_TOKENS,
     [7] * 99 + [0],
     [258],
-    np.r_[np.arange(8), np.zeros(1016)],  # a short document, padded
-    np.random.RandomState(0).randint(0, VOCABULARY, 400)
-    * ([0, 1, 1] * 134)[:400],
+    np.append(np.arange(8), np.zeros(1016)),  # a short document, padded
+    np.where(np.arange(400) % 3, RANDOM_TOKENS, 0),
   ],
 )
 def test_file_of_uint16_is_not_refused(tmp_path, tokens):
@@ -254,16 +259,14 @@ def test_array_that_is_no_row_of_tokens_is_refused(tmp_path, tokens):
 
 def test_array_whose_file_holds_more_is_refused(tmp_path):
   path = tmp_path / "x.npy"
-  with path.open("wb") as file:
-    np.save(file, TOKENS)
-    np.save(file, TOKENS)
+  array = npy(TOKENS)
+  path.write_bytes(array + array)
   with refused("x.npy .*: 1,928 bytes follow its array"):
     tokens_of(path).load()
-  np.save(path, TOKENS)
-  content = path.read_bytes().replace(
-    b"(900,), }         ", b"(np.int64(900),), }"
-  )
-  path.write_bytes(content[:128] + content[129:])
+  shape = b"(900,), }         "
+  assert shape in array
+  call = array.replace(shape, b"(np.int64(900),), }")
+  path.write_bytes(call[:128] + call[129:])
   with refused("header has a call, such as np.int64"):
     tokens_of(path).load()
 
@@ -324,9 +327,10 @@ def run(tmp_path_factory):
 @pytest.mark.soak
 def test_run_learns_which_tokens_occur(run):
   lines = metrics.read(run)
-  bits = lines[0]["bits_per_dim"]  # equal for all tokens
-  assert bits == pytest.approx(math.log2(VOCABULARY), abs=1e-4)
-  assert [x for x in lines if "bits_per_dim" in x][-1]["bits_per_dim"] < 15
+  bits = [line["bits_per_dim"] for line in lines if "bits_per_dim" in line]
+  equal = math.log2(VOCABULARY)  # for all tokens
+  assert bits[0] == pytest.approx(equal, abs=1e-4)
+  assert bits[-1] < 15
 
 
 def test_bits_per_byte_is_bits_over_bytes(run, capfd):
@@ -353,7 +357,8 @@ def test_samples_continue_a_prompt_of_tokens(run, tmp_path):
     rows = np.loadtxt(run / "samples.txt", int)
     assert rows.shape == (2, 32)
     assert 2**8 < rows.max() < VOCABULARY
-    assert (rows[:, :2] == [50_256, 7]).all() == (prompt in words)
+    begins_with_prompt = rows[:, :2] == [50_256, 7]
+    assert begins_with_prompt.all() == (prompt in words)
 
 
 def test_tokens_beyond_16_bits_are_trained_on_and_scored(tmp_path):
@@ -365,35 +370,35 @@ def test_tokens_beyond_16_bits_are_trained_on_and_scored(tmp_path):
     "model.width": 2,
   }
   experiment = Experiment(runs.text(tmp_path / "x.npy", **changes))
-  batch = experiment.batch(0)
-
+  batch = np.asarray(experiment.batch(0))
   assert batch.dtype == np.uint32
   row = int(experiment.numbers[0][0])
   np.testing.assert_array_equal(batch[0], tokens[row : row + 32])
+
   # The logit of one token is raised, and its loss alone is lower.
   params = experiment.init().params
-  wanted = int(batch[0, 5])
+  wanted = batch[0, 5]
   kernel = np.zeros(params["logits"]["kernel"].shape, np.float32)
   kernel[:, wanted] = 1
   params["logits"]["kernel"] = kernel
   params["norm"]["bias"] = np.ones_like(params["norm"]["bias"])
   nats = np.asarray(experiment.losses(params, batch))
-  hit = np.asarray(batch) == wanted
-
-  assert hit.any()
-  assert nats[hit].max() < nats[~hit].min() - 1
+  is_wanted = batch == wanted
+  assert is_wanted.any()
+  assert nats[is_wanted].max() < nats[~is_wanted].min() - 1
 
 
 def test_prompts_too_small_for_the_vocabulary_are_rejected():
   def apply(params, tokens_BL):
     return np.zeros((*tokens_BL.shape, 257), "f4")
 
-  decoder = sampling.Recompute(apply, 4)
-  sampler = sampling.Sampler()
-  with refused("uint8 cannot hold 257 symbols"):
-    sampling.sample(decoder, {}, sampler, np.zeros((1, 0), np.uint8), 4)
-  prompts = np.zeros((1, 0), np.uint16)
-  tokens, _ = sampling.sample(decoder, {}, sampler, prompts, 4)
+  def sample(dtype):
+    decoder = sampling.Recompute(apply, 4)
+    prompts = np.zeros((1, 0), dtype)
+    return sampling.sample(decoder, {}, sampling.Sampler(), prompts, 4)[0]
 
+  with refused("uint8 cannot hold 257 symbols"):
+    sample(np.uint8)
+  tokens = sample(np.uint16)
   assert tokens.shape == (1, 4)
   assert tokens.dtype == np.uint16

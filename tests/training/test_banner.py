@@ -29,29 +29,6 @@ ABOVE = [
 ]
 
 
-@pytest.mark.parametrize(
-  "preset, changes, words",
-  [
-    (digits, {}, None),  # strided
-    (digits, {"pattern": "fixed"}, "=1, 4 heads of fixed .*num_summaries=4$"),
-    (digits, {"pattern": "fixed", "num_summaries": 2}, None),
-    (digits, {"pattern": "fixed", "mode": "heads"}, "=1, 2 heads of fixed "),
-    (digits, {"pattern": "fixed", "width": 8}, None),  # no room for more
-    (digits, {"pattern": "Block(8) | Summary(8, 2)"}, None),
-    *((x, {"pattern": pattern, "cycle": ()}, y) for x, pattern, y in ABOVE),
-  ],
-)
-def test_shared_summaries_and_columns_that_skip_the_byte_above_are_reported(
-  preset, changes, words, capsys
-):
-  config = preset.get_config()
-  config.attention.update(changes)
-  banner.warn(Experiment(config))
-  error = capsys.readouterr().err
-  assert error.count("\n") == (words is not None)
-  assert re.search(words or "^$", error)
-
-
 @pytest.mark.parametrize("file", [None, "a config.py"])
 def test_command_at_the_end_works_in_any_folder(
   file, trained, tmp_path, monkeypatch
@@ -66,3 +43,38 @@ def test_command_at_the_end_works_in_any_folder(
   assert pathlib.Path(script).resolve() == runs.REPO / "eval.py"
   own = [f"--config={file}"] if file else []
   assert words == [f"--workdir={trained}", *own, "--step=best"]
+
+
+def assert_warns(preset, changes, words, capsys):
+  config = preset.get_config()
+  config.attention.update(changes)
+  banner.warn(Experiment(config))
+  error = capsys.readouterr().err
+  assert error.count("\n") == (words is not None)
+  assert re.search(words or "^$", error)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({}, None),  # strided
+    ({"pattern": "fixed"}, "=1, 4 heads of fixed .*num_summaries=4$"),
+    ({"pattern": "fixed", "num_summaries": 2}, None),
+    ({"pattern": "fixed", "mode": "heads"}, "=1, 2 heads of fixed "),
+    ({"pattern": "fixed", "width": 8}, None),  # no room for more
+    ({"pattern": "Block(8) | Summary(8, 2)"}, None),
+  ],
+)
+def test_shared_summaries_are_reported(changes, words, capsys):
+  assert_warns(digits, changes, words, capsys)
+
+
+@pytest.mark.parametrize("preset, pattern, words", ABOVE)
+def test_columns_that_skip_the_byte_above_are_reported(
+  preset, pattern, words, capsys
+):
+  changes = {
+    "pattern": pattern,
+    "cycle": (),
+  }
+  assert_warns(preset, changes, words, capsys)

@@ -14,42 +14,43 @@ def network(**changes):
   return config, Experiment(config).model
 
 
-def test_flops_count_what_is_needed_and_no_more():
+@pytest.mark.parametrize("more", [{}, {"model.key_heads": 1}])
+def test_flops_of_weights_are_those_of_matrices(more):
   changes = {
     "attention.pattern": "dense",
     "model.half_size": True,
   }
-  for more in {}, {"model.key_heads": 1}:
-    _, model = network(**changes, **more)
-    leaves = jax.tree_util.tree_leaves_with_path(model_lib.param_shapes(model))
-    matrices = [x.size for path, x in leaves if path[-1].key == "kernel"]
-    found = costs.flops_per_token(model)
-    assert found["weights"] == 6 * sum(matrices)
+  _, model = network(**changes, **more)
+  leaves = jax.tree_util.tree_leaves_with_path(model_lib.param_shapes(model))
+  matrices = [x.size for path, x in leaves if path[-1].key == "kernel"]
+  flops = costs.flops_per_token(model)
+  assert flops["weights"] == 6 * sum(matrices)
 
+
+def test_flops_of_attention_are_those_of_pairs():
   _, model = network(**{"attention.pattern": "dense"})
-
+  flops = costs.flops_per_token(model)
   assert costs.count_pairs(model) == 3 * 2 * 64 * 65 // 2
-  found = costs.flops_per_token(model)
   # PaLM, appendix B: 12 L H Q T per token, here with half of T.
-  assert found["attention"] == 12 * 3 * 2 * 8 * (64 + 1) / 2
-  assert found["total"] == found["weights"] + found["attention"]
+  assert flops["attention"] == 12 * 3 * 2 * 8 * (64 + 1) / 2
+  assert flops["total"] == flops["weights"] + flops["attention"]
 
 
 def test_experts_cost_as_many_flops_as_tokens_pass_through():
-  (config, model), (_, dense) = (
-    network(**{"model.experts": experts}) for experts in (4, 0)
-  )
-
+  config, model = network(**{"model.experts": 4})
+  _, dense = network(**{"model.experts": 0})
   assert model_lib.layers_of(model, "expert_blocks") == [1]
-  more = model_lib.count_active_parameters(model)
-  more -= model_lib.count_parameters(dense) + 64 + 16  # biases of an MLP
 
-  assert more == 2 * 16 * 64 + 16 * 4  # a second MLP, and the router
-  flops, of_dense = (
-    costs.flops_per_token(m)["weights"] for m in (model, dense)
-  )
+  biases = 64 + 16  # of an MLP
+  mlp = 2 * 16 * 64
+  router = 16 * 4
+  of_dense = model_lib.count_parameters(dense)
+  active = model_lib.count_active_parameters(model)
+  assert active == of_dense + mlp + router + biases
 
-  assert flops - of_dense == 6 * more
+  flops = costs.flops_per_token(model)["weights"]
+  flops -= costs.flops_per_token(dense)["weights"]
+  assert flops == 6 * (mlp + router)
   memory = costs.memory(config, model)
   assert memory["parameters"] == 4 * model_lib.count_parameters(model)
 
@@ -76,8 +77,8 @@ def test_utilization_is_that_of_all_devices_where_the_peak_is_known(
 
 
 def test_accumulation_keeps_a_sum_of_gradients():
-  (whole, model), (half, _) = (
-    network(**{"train.accumulation": micro}) for micro in (1, 2)
-  )
-  once, twice = (costs.memory(config, model) for config in (whole, half))
-  assert twice["gradients"] == 2 * once["gradients"]
+  def gradients(accumulation):
+    config, model = network(**{"train.accumulation": accumulation})
+    return costs.memory(config, model)["gradients"]
+
+  assert gradients(2) == 2 * gradients(1)

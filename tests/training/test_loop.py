@@ -22,35 +22,50 @@ from sparse_transformer.training.stopwatch import Stopwatch
 pytestmark = pytest.mark.usefixtures("shared_experiments")
 
 
+def lines_of(workdir, split):
+  """The metrics of a split."""
+  return [line for line in metrics.read(workdir) if line["split"] == split]
+
+
 def test_run_writes_everything_it_promises(tmp_path):
   config = runs.tiny()
   loop.train(config, tmp_path)
-  found = {path.name for path in tmp_path.iterdir()}
 
-  assert {"config.json", "checkpoints", "metrics.jsonl", "patterns.png"} < found
-  events = {path.name for path in (tmp_path / "events").iterdir()}
-  assert events == {"train", "validation"}
-  steps = {path.name for path in (tmp_path / "checkpoints").iterdir()}
-  assert steps == {"2", "4"}
+  def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+  promised = {"config.json", "checkpoints", "metrics.jsonl", "patterns.png"}
+  assert promised < names(tmp_path)
+  assert names(tmp_path / "events") == {"train", "validation"}
+  assert names(tmp_path / "checkpoints") == {"2", "4"}
+
   *training, validation, end = metrics.read(tmp_path)
   assert [line["step"] for line in training] == [1, 2, 3, 4]
-  names = {"step", "split", "nats", "bits_per_dim"}
   times = {"seconds", "processor_seconds"}
-  names |= {"learning_rate", "gradient_norm"} | times
-  speed = {"tokens_per_second", "model_flops_per_second"}
+  fields = times | {
+    "step",
+    "split",
+    "nats",
+    "bits_per_dim",
+    "learning_rate",
+    "gradient_norm",
+    "tokens_per_second",
+    "model_flops_per_second",
+  }
   flops = costs.flops_per_token(Experiment(config).model)["total"]
-
   for line in training:
-    assert set(line) == names | speed
+    assert set(line) == fields
     assert line["split"] == "train"
     assert line["bits_per_dim"] == pytest.approx(line["nats"] / math.log(2))
   rate = line["tokens_per_second"] * flops
   assert line["model_flops_per_second"] == pytest.approx(rate)
-  assert set(validation) == {"step", "split", "bits_per_dim"} | times
   assert 0 < training[1]["seconds"] <= training[3]["seconds"]
-  assert all(validation[name] == training[3][name] for name in times)
+
+  assert set(validation) == {"step", "split", "bits_per_dim"} | times
   assert validation["step"] == 4
   assert validation["split"] == "validation"
+  for name in times:
+    assert validation[name] == training[3][name]
   assert end["step"] == 4
   assert end["split"] == "end"
   assert end["peak_bytes"] > 2**20
@@ -79,8 +94,8 @@ def test_run_says_what_it_does_and_writes_a_trace(tmp_path, capsys):
   assert "xprof" in opened
   assert list((folder / "profile").rglob("perfetto_trace.json.gz"))
 
-  bits = [x for x in metrics.read(folder) if x["split"] == "validation"]
-  least = min(bits, key=lambda x: x["bits_per_dim"])
+  validations = lines_of(folder, "validation")
+  least = min(validations, key=lambda line: line["bits_per_dim"])
 
   assert best == (
     f"best validation {least['bits_per_dim']:.4f} bits/dim, at step"
@@ -223,26 +238,22 @@ def test_time_ends_a_run_and_its_learning_rate_follows_the_clock(
   changes = {
     "train.steps": 1000,
     "optimizer.warmup_steps": 2,
+    "optimizer.name": "muon",  # has two counts
   }
-  config = runs.tiny(**changes, **{"optimizer.name": "muon"})  # has two counts
+  config = runs.tiny(**changes)
   seconds = iter([0, 0, 0, 0, 1, 1, 3, 3, 6, 6, 8, 8, 8])
   monkeypatch.setattr(Stopwatch, "share", lambda watch: next(seconds) / 8)
   for _ in range(2):  # and is not continued when its time is over
     state = loop.train(config, tmp_path, limit=("processor_seconds", 8))
     assert int(state.step) == 5
-  lines = [x for x in metrics.read(tmp_path) if x["split"] == "train"]
-
-  def due(step):
-    return optimizer.schedule(config)._replace(step=step)
 
   def rate(step):
-    return optimizer.rate(config.optimizer.schedule, due(step))
+    due = optimizer.schedule(config)._replace(step=step)
+    return float(optimizer.rate(config.optimizer.schedule, due))
 
-  np.testing.assert_allclose(
-    [line["learning_rate"] for line in lines],
-    [float(rate(step)) for step in (0, 1, 125, 375, 750)],
-    rtol=1e-5,
-  )
+  found = [line["learning_rate"] for line in lines_of(tmp_path, "train")]
+  expected = [rate(step) for step in (0, 1, 125, 375, 750)]
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
   splits = [line["split"] for line in metrics.read(tmp_path)]
   assert splits[-3:] == ["validation", "stopped", "end"]
   assert (tmp_path / "checkpoints" / "5").exists()

@@ -36,10 +36,13 @@ def check(experiment):
 @pytest.mark.parametrize(
   "axes, expected",
   [
-    ({}, {"data": 8}),
-    ({"fsdp": 4}, {"data": 2, "fsdp": 4}),
-    ({"data": 1, "fsdp": -1}, {"fsdp": 8}),
-    *((x, x) for x in [dict(fsdp=2, sequence=2, tensor=2)]),
+    (dict(), dict(data=8)),
+    (dict(fsdp=4), dict(data=2, fsdp=4)),
+    (dict(data=1, fsdp=-1), dict(fsdp=8)),
+    (
+      dict(fsdp=2, sequence=2, tensor=2),
+      dict(fsdp=2, sequence=2, tensor=2),
+    ),
   ],
 )
 def test_axis_of_minus_one_is_what_is_left(axes, expected):
@@ -113,12 +116,14 @@ def test_all_matrices_of_blocks_are_split_and_nothing_else(optimizer):
 
 
 def test_layers_and_experts_are_not_split():
-  path = [jax.tree_util.DictKey(x) for x in ("blocks", "mlp_out", "kernel")]
+  def spec(name, *shape):
+    path = [jax.tree_util.DictKey(x) for x in ("blocks", name, "kernel")]
+    return sharding.spec(path, np.zeros(shape))
+
   expected = PartitionSpec(None, "tensor", "fsdp")
-  assert sharding.spec(path, np.zeros((2, 3, 4))) == expected
-  path[1] = jax.tree_util.DictKey("experts_in")
+  assert spec("mlp_out", 2, 3, 4) == expected
   expected = PartitionSpec(None, None, "fsdp", "tensor")
-  assert sharding.spec(path, np.zeros((2, 3, 4, 5))) == expected
+  assert spec("experts_in", 2, 3, 4, 5) == expected
 
 
 # Runs in a separate process with 8 devices.
@@ -190,22 +195,16 @@ def test_meshes_train_as_one_device_and_restore_each_others_checkpoints():
   ],
 )
 def test_all_meshes_train_as_one_device(more):
-  meshes = [
-    dict(data=2, fsdp=2, sequence=2),
-    dict(data=1, fsdp=2, sequence=2, tensor=2),
-  ]
+  meshes = [dict(data=1, fsdp=2, sequence=2, tensor=2)]
   if "attention.pattern" in more:  # need whole heads
-    meshes[0] = dict(
-      data=2,
-      sequence=4,
-    )
+    meshes.append(dict(data=2, sequence=4))
   else:
-    meshes += dict(data=8), dict(data=1, fsdp=8), dict(data=1, sequence=8)
-    meshes += (
-      dict(
-        data=2,
-        tensor=4,
-      ),
-    )
+    meshes += [
+      dict(data=2, fsdp=2, sequence=2),
+      dict(data=8),
+      dict(data=1, fsdp=8),
+      dict(data=1, sequence=8),
+      dict(data=2, tensor=4),
+    ]
 
   train_on(*meshes, **more)

@@ -23,18 +23,21 @@ def write(workdir, first, last, value=0.5):
       )
 
 
+def steps_of(workdir):
+  return [line["step"] for line in metrics.read(workdir)]
+
+
 @pytest.mark.parametrize("step", [0, 2, 4])
 def test_resuming_drops_what_is_of_later_steps(tmp_path, step):
   write(tmp_path, 0, 4, value=1.0)
   write(tmp_path, step, 5, value=2.0)
-  lines = metrics.read(tmp_path)
-  expected = [1.0] * step + [2.0] * (5 - step)
-
-  assert [line["step"] for line in lines] == [1, 2, 3, 4, 5]
-  assert [line["nats"] for line in lines] == expected
   shown = board(tmp_path / "events" / "train").Scalars("nats")
-  assert [x.step for x in shown] == [1, 2, 3, 4, 5]
-  assert [x.value for x in shown] == expected
+  steps = [1, 2, 3, 4, 5]
+  nats = [1.0] * step + [2.0] * (5 - step)
+  assert steps_of(tmp_path) == steps
+  assert [line["nats"] for line in metrics.read(tmp_path)] == nats
+  assert [x.step for x in shown] == steps
+  assert [x.value for x in shown] == nats
 
 
 def test_resuming_after_any_cut_of_the_file_gives_complete_lines(tmp_path):
@@ -55,7 +58,8 @@ def test_lines_that_are_not_metrics_are_dropped(tmp_path):
     "nats": 0.5,
     "bits_per_dim": 0.7,
   }
-  wrong = (
+  lines = [
+    good,
     7,
     [],
     {},
@@ -65,13 +69,13 @@ def test_lines_that_are_not_metrics_are_dropped(tmp_path):
     {"step": 1, "split": []},
     good | {"seconds": "few"},
     good | {"accuracy": None},
-  )
-  lines = "".join(json.dumps(line) + "\n" for line in (good, *wrong))
-  lines += "[" * 100_000 + '\n\n{"st'
-  (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n" + lines.encode())
+  ]
+  text = "\n".join(map(json.dumps, lines))
+  nested = "[" * 100_000
+  content = f'{text}\n{nested}\n\n{{"st'
+  (tmp_path / "metrics.jsonl").write_bytes(b"\xff\n" + content.encode())
   write(tmp_path, 1, 2)
-
-  assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2]
+  assert steps_of(tmp_path) == [1, 2]
 
 
 def test_file_that_cannot_be_written_to_ends_a_run(tmp_path):
@@ -89,7 +93,7 @@ def test_closed_pipe_does_not_end_a_run(tmp_path, monkeypatch):
   with os.fdopen(writer, "w") as stdout:
     monkeypatch.setattr(sys, "stdout", stdout)
     write(tmp_path, 0, 3)
-  assert [line["step"] for line in metrics.read(tmp_path)] == [1, 2, 3]
+  assert steps_of(tmp_path) == [1, 2, 3]
 
 
 def board(folder):
@@ -130,26 +134,18 @@ def test_line_begins_with_bits_and_has_single_numbers():
     spans=[[1], [2]],
     tokens_per_second=123456.789,
   )
-
   assert metrics.as_line(9, "train", values) == (
     "step       9  train       bits 12.3457  tok/s   123,457"
     "  router_z 1.0000e-09"
   )
 
-  widths = {
-    len(
-      metrics.as_line(
-        9,
-        "train",
-        dict(
-          bits_per_dim=x,
-          learning_rate=y,
-        ),
-      )
+  widths = set()
+  for bits, rate in ((3.5, 0.001), (12.34567, 1.2345e-5), (2, 0)):
+    values = dict(
+      bits_per_dim=bits,
+      learning_rate=rate,
     )
-    for x, y in ((3.5, 0.001), (12.34567, 1.2345e-5), (2, 0))
-  }
-
+    widths.add(len(metrics.as_line(9, "train", values)))
   assert len(widths) == 1  # columns line up
 
 
@@ -195,35 +191,30 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
   tmp_path, capsys, monkeypatch
 ):
   got = []
+  errors = {
+    2: KeyError("run"),
+    3: SystemExit(0),
+    4: GeneratorExit,
+  }
 
   def on_metrics(step, split, values):
-    got.append(
-      dict(
-        step=step,
-        split=split,
-      )
-      | values
-    )
-    if step > 1:
-      raise {
-        2: KeyError("run"),
-        3: SystemExit(0),
-        4: GeneratorExit,
-      }[step]
+    about = dict(step=step, split=split)
+    got.append(about | values)
+    if step in errors:
+      raise errors[step]
 
   given = dict(
     step=0,
     on_metrics=on_metrics,
   )
+  values = dict(
+    nats=0.5,
+    bits_per_dim=0.7,
+  )
   with metrics.Writer(tmp_path, **given) as writer:
     writer.write(1, "network", parameters=5)
     for step in (1, 2, 3, 4):
-      writer.write(
-        step,
-        "train",
-        nats=0.5,
-        bits_per_dim=0.7,
-      )
+      writer.write(step, "train", **values)
 
   assert got == metrics.read(tmp_path)
   assert len(got) == 5
@@ -235,7 +226,7 @@ def test_function_gets_each_line_and_its_errors_end_nothing(
 
   monkeypatch.setattr(metrics.processes, "is_first", lambda: False)
   with metrics.Writer(tmp_path, **given) as writer:
-    writer.write(5, "train", nats=0.5, bits_per_dim=0.7)
+    writer.write(5, "train", **values)
   metrics.processes.say("another process says this")
   assert len(got) == 5
   assert "another" not in capsys.readouterr().out

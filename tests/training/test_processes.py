@@ -75,13 +75,17 @@ def ends(*started):
   return found
 
 
+def statuses(ended):
+  return [status for status, _ in ended]
+
+
 def train_both(workdir, kill=(0, 0), victim=1, changes=TINY):
   port = free_port()
-  kills = [(0, 0)] * 2
+  kills = [(0, 0), (0, 0)]
   kills[victim] = kill
-  return ends(
-    *(start(i, workdir, port, kill=kills[i], changes=changes) for i in range(2))
-  )
+  first = start(0, workdir, port, kill=kills[0], changes=changes)
+  second = start(1, workdir, port, kill=kills[1], changes=changes)
+  return ends(first, second)
 
 
 def last_arrays(workdir):
@@ -94,7 +98,11 @@ def assert_alike(workdir, other):
   lines, expected = map(runs.without_speed, (workdir, other))
   for line, same in zip(lines, expected, strict=True):
     assert line.pop("split") == same.pop("split")
-    assert line == pytest.approx(same, rel=1e-4, abs=1e-5)
+    assert line == pytest.approx(
+      same,
+      rel=1e-4,
+      abs=1e-5,
+    )
 
 
 def test_two_processes_stop_together_and_one_resumes(
@@ -162,18 +170,17 @@ def test_processes_that_differ_are_rejected(field, words, tmp_path):
 def test_killed_runs_end_as_the_uncut_one(tmp_path):
   uncut = tmp_path / "uncut"
   cut = tmp_path / "cut"
-
-  assert [x[0] for x in train_both(uncut, changes=LARGER)] == [0, 0]
+  assert statuses(train_both(uncut, changes=LARGER)) == [0, 0]
   rng = random.Random(0)
   for _ in range(5):
     victim = rng.randrange(2)
     step = rng.randrange(1, 6)
-    found = train_both(cut, (signal.SIGKILL, step), victim, LARGER)
-    assert found[victim][0] in (-signal.SIGKILL, 0)
-    if found[victim][0]:
-      assert found[1 - victim][0] != 0
+    found = statuses(train_both(cut, (signal.SIGKILL, step), victim, LARGER))
+    assert found[victim] in (-signal.SIGKILL, 0)
+    if found[victim]:
+      assert found[1 - victim] != 0
 
-  assert [x[0] for x in train_both(cut, changes=LARGER)] == [0, 0]
+  assert statuses(train_both(cut, changes=LARGER)) == [0, 0]
   assert last_arrays(cut) == last_arrays(uncut)
   assert runs.without_speed(cut) == runs.without_speed(uncut)
 
@@ -182,24 +189,20 @@ def test_killed_runs_end_as_the_uncut_one(tmp_path):
 def test_two_processes_resume_what_one_saved_and_back(tmp_path):
   two = tmp_path / "two"
   one = tmp_path / "one"
-  stop = train_both(two, (signal.SIGTERM, 3), 0, LARGER)
-  status, _ = zip(*stop, strict=True)
+  stopped = train_both(two, (signal.SIGTERM, 3), 0, LARGER)
+  assert statuses(stopped) == [STOPPED, STOPPED]
 
-  assert status == (STOPPED, STOPPED)
   # Damage of the last checkpoint is seen by both.
-  last = two / "checkpoints" / str(store.Saved(two).steps()[-1])
-  files = json.loads((last / "files.json").read_text())
-  largest = max((last / name for name in files), key=os.path.getsize)
+  step = store.Saved(two).steps()[-1]
+  last = two / "checkpoints" / str(step)
+  listed = json.loads((last / "files.json").read_text())
+  largest = max((last / name for name in listed), key=os.path.getsize)
   largest.write_bytes(largest.read_bytes()[:-1] + b"?")
-  (status, lines), (other, nothing) = train_both(
-    two, (signal.SIGINT, 2), changes=LARGER
-  )
-
-  assert status == STOPPED
-  assert other == STOPPED
+  stopped = train_both(two, (signal.SIGINT, 2), changes=LARGER)
+  assert statuses(stopped) == [STOPPED, STOPPED]
+  (_, lines), _ = stopped
   assert any("damaged" in line for line in lines)
 
   for workdir in (two, one):
     loop.train(runs.tiny(**LARGER | ONE), workdir)
-
   assert_alike(two, one)

@@ -35,11 +35,11 @@ def markov(params, tokens_BL):
   return params[before]
 
 
-def score(source, params, batch_size, min_context=0, apply=markov):
+def score(source, params, batch_size, min_context=0):
+  params = jnp.asarray(params, jnp.float32)
+  losses = functools.partial(step_lib.make_losses(markov), params)
   return scoring.score(
-    functools.partial(
-      step_lib.make_losses(apply), jnp.asarray(params, jnp.float32)
-    ),
+    losses,
     source.windows("test", min_context),
     batch_size=batch_size,
     sharding=SHARDING,
@@ -80,7 +80,8 @@ def test_padding_never_counts():
   table[:, 0] = -1e4
   result = score(stream(b"\1" * 21, 16), table, batch_size=7)
   assert result.bits_per_dim == pytest.approx(math.log2(255), abs=1e-6)
-  assert (result.windows, result.tokens) == (2, 21)
+  assert result.windows == 2
+  assert result.tokens == 21
 
 
 def autoregressive(n, phi):
@@ -98,12 +99,14 @@ def tally_windows(nats, length, min_context, block):
   step = length - min_context
   tally = scoring.Tally(length, block)
   count = 1 + -(-(len(nats) - length) // step)
-  padding = (count - 1) * step + length - len(nats)
-  padded = np.pad(nats, (0, padding), constant_values=np.nan)
+  size = (count - 1) * step + length
+  padded = np.full(size, np.nan)
+  padded[: len(nats)] = nats
   windows_BL = np.lib.stride_tricks.sliding_window_view(padded, length)[::step]
   for part in range(0, count, 1000):
     nats_BL = windows_BL[part : part + 1000]
     scored_BL = ~np.isnan(nats_BL)
+    # All windows but the first.
     scored_BL[part == 0 :, :min_context] = False
     tally.add(nats_BL, scored_BL)
   return tally
@@ -128,23 +131,22 @@ def test_standard_error_of_correlated_losses_is_true_in_any_window(phi):
 
 
 def test_bits_by_position_and_by_channel_are_means_of_what_counts():
-  rng = np.random.RandomState(0)
-  nats = rng.rand(20, 12)
-  scored = rng.rand(20, 12) < 0.5
+  random = np.random.RandomState(0)
+  nats = random.rand(20, 12)
+  scored = random.rand(20, 12) < 0.5
   scored[:, 4] = False
   tally = scoring.Tally(12)
   assert tally.bits_per_dim is None  # nothing is scored
+
   for part in range(4):
     tally.add(nats[part::4], scored[part::4])
-  bits = np.where(scored, nats / math.log(2), 0)
-  found = tally.means()
-
-  assert np.isnan(found[4])
+  bits = np.where(scored, nats / math.log(2), np.nan)
   known = np.arange(12) != 4
-  expected = bits.sum(0)[known] / scored.sum(0)[known]
-
-  np.testing.assert_allclose(found[known], expected)
-  expected = [bits[:, c::3].sum() / scored[:, c::3].sum() for c in range(3)]
+  by_position = tally.means()
+  assert np.isnan(by_position[4])
+  expected = np.nanmean(bits[:, known], axis=0)
+  np.testing.assert_allclose(by_position[known], expected)
+  expected = [np.nanmean(bits[:, channel::3]) for channel in range(3)]
   np.testing.assert_allclose(tally.means(3), expected)
 
 

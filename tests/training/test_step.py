@@ -1,5 +1,6 @@
 """Tests of a training step: loss, update, accumulation, randomness."""
 
+import dataclasses
 import functools
 import math
 
@@ -40,7 +41,10 @@ def table_state(optimizer, size=5):
     "bias": jnp.asarray(random.randn(size), jnp.float32),
   }
   return step_lib.State(
-    jnp.zeros((), jnp.int32), params, optimizer.init(params), params
+    step=jnp.int32(0),
+    params=params,
+    opt_state=optimizer.init(params),
+    ema=params,
   )
 
 
@@ -53,9 +57,13 @@ def stepper(apply=table, measure=lambda params: {}, **changes):
   """(config, optimizer, jitted step) for a network and what it measures."""
   config = runs.tiny(**changes)
   optimizer = make_optimizer(config)
+
+  def predict(params, *inputs):
+    return apply(params, *inputs), measure(params)
+
   step = functools.partial(
     step_lib.train_step,
-    predict=lambda *args: (apply(*args), measure(args[0])),
+    predict=predict,
     config=config,
   )
   return config, optimizer, jax.jit(step)
@@ -69,15 +77,17 @@ def mean_loss(params, batch, apply=table, rng=None):
 def test_loss_is_the_negative_log_probability_in_nats():
   logits = np.random.RandomState(0).randn(2, 3, 5).astype(np.float32)
   symbols = tokens(2, 3)
-  losses = np.asarray(step_lib.position_losses(jnp.asarray(logits), symbols))
+  losses = step_lib.position_losses(jnp.asarray(logits), symbols)
   p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-  for i, j in np.ndindex(2, 3):
-    expected = -np.log(p[i, j, symbols[i, j]])
-    assert losses[i, j] == pytest.approx(expected, rel=1e-5)
+  of_symbols = np.take_along_axis(p, symbols[..., None], axis=-1)[..., 0]
+  np.testing.assert_allclose(losses, -np.log(of_symbols), rtol=1e-5)
 
   half = jnp.asarray(logits, jnp.bfloat16)
-
   assert step_lib.position_losses(half, symbols).dtype == jnp.float32
+
+
+def float64(tree):
+  return jax.tree.map(lambda x: np.asarray(x, np.float64), tree)
 
 
 @pytest.mark.parametrize("clip_norm", [0.01, 100.0])
@@ -86,66 +96,70 @@ def test_steps_are_clipped_adamw_and_the_average_written_out(
 ):
   monkeypatch.setattr(optimizer_lib, "CLIP_NORM", clip_norm)
   monkeypatch.setattr(optimizer_lib, "EPSILON", 1e-3)
-  settings = dict(
-    learning_rate=0.01,
-    weight_decay=0.3,
-    beta1=0.8,
-    beta2=0.95,
-    ema_decay=0.25,
-    warmup_steps=2,
-  )
-  settings = {f"optimizer.{x}": y for x, y in settings.items()}
-  config, optimizer, step = stepper(**settings, **{"train.steps": 6})
+  settings = {
+    "optimizer.learning_rate": 0.01,
+    "optimizer.weight_decay": 0.3,
+    "optimizer.beta1": 0.8,
+    "optimizer.beta2": 0.95,
+    "optimizer.ema_decay": 0.25,
+    "optimizer.warmup_steps": 2,
+    "train.steps": 6,
+  }
+  config, optimizer, step = stepper(**settings)
   state = table_state(optimizer)
   gradient = jax.jit(jax.grad(mean_loss))
-  p = jax.tree.map(lambda x: np.asarray(x, np.float64), state.params)
-  m = jax.tree.map(np.zeros_like, p)
-  v = jax.tree.map(np.zeros_like, p)
-  ema = p
+  params = float64(state.params)
+  ema = float64(state.params)
+  mean = jax.tree.map(np.zeros_like, params)
+  square = jax.tree.map(np.zeros_like, params)
   for t in range(5):
     batch = tokens(4, seed=t)
-    g = gradient(jax.tree.map(np.float32, p), batch)
-    g = jax.tree.map(lambda x: np.asarray(x, np.float64), g)
-    norm = math.sqrt(sum((x**2).sum() for x in g.values()))
+    gradients = float64(gradient(jax.tree.map(np.float32, params), batch))
+    norm = math.sqrt(sum((g**2).sum() for g in gradients.values()))
     due = optimizer_lib.schedule(config)._replace(step=t)
     rate = float(optimizer_lib.rate(config.optimizer.schedule, due))
-    decay = min(0.25, (1 + t) / (10 + t))
-    for name, gradients in g.items():
-      gradients = gradients * min(1, clip_norm / norm)
-      m[name] = 0.8 * m[name] + 0.2 * gradients
-      v[name] = 0.95 * v[name] + 0.05 * gradients**2
-      hat = m[name] / (1 - 0.8 ** (t + 1)), v[name] / (1 - 0.95 ** (t + 1))
-      update = hat[0] / (np.sqrt(hat[1]) + 1e-3)
-      update = update + 0.3 * (name == "table") * p[name]
-      p = {**p, name: p[name] - rate * update}
-      ema = {**ema, name: decay * ema[name] + (1 - decay) * p[name]}
+    ema_decay = min(0.25, (1 + t) / (10 + t))
+    for name, g in gradients.items():
+      g = g * min(1, clip_norm / norm)
+      mean[name] = 0.8 * mean[name] + 0.2 * g
+      square[name] = 0.95 * square[name] + 0.05 * g**2
+      # Without the bias of the first steps.
+      m = mean[name] / (1 - 0.8 ** (t + 1))
+      v = square[name] / (1 - 0.95 ** (t + 1))
+      update = m / (np.sqrt(v) + 1e-3)
+      if name == "table":
+        update += 0.3 * params[name]
+      params[name] = params[name] - rate * update
+      ema[name] = ema_decay * ema[name] + (1 - ema_decay) * params[name]
+
     state, measured = step(state, batch)
     assert measured["gradient_norm"] == pytest.approx(norm, rel=1e-4)
     assert measured["learning_rate"] == pytest.approx(rate)
     assert state.step == t + 1
-    for name in p:
-      np.testing.assert_allclose(state.params[name], p[name], atol=1e-5)
+    for name in params:
+      np.testing.assert_allclose(state.params[name], params[name], atol=1e-5)
       np.testing.assert_allclose(state.ema[name], ema[name], atol=1e-5)
 
 
 def test_random_numbers_depend_only_on_seed_and_step():
-  steppers = {
-    (seed, accumulation): stepper(
-      noise,
-      **{
-        "train.seed": seed,
-        "train.accumulation": accumulation,
-      },
-    )
-    for seed, accumulation in [(0, 1), (1, 1), (0, 2)]
-  }
+  steppers = {}
+  for seed, accumulation in [(0, 1), (1, 1), (0, 2)]:
+    changes = {
+      "train.seed": seed,
+      "train.accumulation": accumulation,
+    }
+    steppers[seed, accumulation] = stepper(noise, **changes)
   batch = np.zeros((4, 7), np.uint8)
 
   def nats(seed, at, bias=0.0, accumulation=1):
     _, optimizer, step = steppers[seed, accumulation]
     state = table_state(optimizer)
     params = jax.tree.map(lambda x: x + bias, state.params)
-    state = step_lib.State(jnp.int32(at), params, state.opt_state, params)
+    state = dataclasses.replace(
+      state,
+      step=jnp.int32(at),
+      params=params,
+    )
     return float(step(state, batch)[1]["nats"])
 
   assert nats(0, 3) == nats(0, 3, bias=2.0)
@@ -153,14 +167,14 @@ def test_random_numbers_depend_only_on_seed_and_step():
 
   # Two micro-batches of equal examples draw different numbers.
   rng = jax.random.fold_in(jax.random.key(0), 3)
-  halves = [
-    float(mean_loss({"bias": jnp.zeros(5)}, batch[:2], noise, part))
+  params = {"bias": jnp.zeros(5)}
+  first, second = (
+    float(mean_loss(params, batch[:2], noise, part))
     for part in jax.random.split(rng, 2)
-  ]
-
-  assert halves[0] != halves[1]
-  found = nats(0, 3, accumulation=2)
-  assert found == pytest.approx(sum(halves) / 2, rel=1e-5)
+  )
+  assert first != second
+  both = nats(0, 3, accumulation=2)
+  assert both == pytest.approx((first + second) / 2, rel=1e-5)
 
 
 # The network of digits.
@@ -208,16 +222,17 @@ def test_accumulation_gives_the_same_update(trained):
 
 
 def test_initial_state_is_a_function_of_the_seed_and_can_be_donated(trained):
-  experiment = trained[0]
-  first = trained[3][0]
+  experiment, _, _, states, _ = trained
+  first = states[0]
   same = functools.partial(jax.tree.map, np.testing.assert_array_equal)
-
   same(jax.jit(experiment.init)(), first)
   same(first.params, first.ema)
+
   init = jax.jit(functools.partial(model_lib.init_params, experiment.model))
   same(init(jax.random.key(0)), first.params)
-  other = init(jax.random.key(1))["token"]["embedding"]
-  assert (other != first.params["token"]["embedding"]).any()
+  embedding = init(jax.random.key(1))["token"]["embedding"]
+  assert (embedding != first.params["token"]["embedding"]).any()
+
   places = [x.unsafe_buffer_pointer() for x in jax.tree.leaves(first)]
   assert len(set(places)) == len(places)
 
@@ -236,23 +251,23 @@ def measure(params):
 
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_gradient_is_that_of_all_losses_and_nats_are_nats(accumulation):
-  _, optimizer, step = stepper(
-    measure=measure, **{"train.accumulation": accumulation}
-  )
+  changes = {"train.accumulation": accumulation}
+  _, optimizer, step = stepper(measure=measure, **changes)
   state = table_state(optimizer)
+  params = state.params
   batch = tokens(8)
 
   def total(params):
-    found = measure(params)
-    losses = found["load_balance"].mean() / 100 + found["router_z"].mean() / 1e3
-    return mean_loss(params, batch) + losses
+    losses = measure(params)
+    balance = losses["load_balance"].mean() / 100
+    router = losses["router_z"].mean() / 1e3
+    return mean_loss(params, batch) + balance + router
 
   _, measured = step(state, batch)
-  norm = optax.tree.norm(jax.jit(jax.grad(total))(state.params))
-
+  norm = optax.tree.norm(jax.jit(jax.grad(total))(params))
   assert measured["gradient_norm"] == pytest.approx(float(norm), rel=1e-5)
-  nats = float(mean_loss(state.params, batch))
+  nats = float(mean_loss(params, batch))
   assert measured["nats"] == pytest.approx(nats, rel=1e-6)
-  for name, values in measure(state.params).items():
+  for name, values in measure(params).items():
     expected = values.mean(0) if values.ndim == 1 else values
     np.testing.assert_allclose(measured[name], expected, rtol=1e-6)

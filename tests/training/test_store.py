@@ -82,7 +82,7 @@ def assert_same(tree, other):
 
 def test_state_is_restored_bit_for_bit_with_its_types(tmp_path, state):
   odd = jnp.asarray([np.nan, np.inf, -0.0, 1e-45], jnp.float32)
-  state = dataclasses.replace(state, ema={**state.ema, "start": odd})
+  state = dataclasses.replace(state, ema=state.ema | {"start": odd})
   save(tmp_path, state, 4)
   found = restore(tmp_path, state)
   assert_same(found, state)
@@ -107,15 +107,16 @@ def test_last_step_is_restored_unless_another_is_requested(tmp_path, state):
 
 
 def test_only_the_last_checkpoints_and_the_best_are_kept(tmp_path, state):
-  resumed = (4, None), (5, 1.5)
-  for part in ((1, 3.0), (2, 1.0), (3, 2.0)), resumed:
-    with store.Saver(tmp_path, keep=2) as saver:
-      for step, bits in part:
+  def save(keep, *validated):
+    with store.Saver(tmp_path, keep=keep) as saver:
+      for step, bits in validated:
         saver.save(at(state, step), bits)
+
+  save(2, (1, 3.0), (2, 1.0), (3, 2.0))
+  save(2, (4, None), (5, 1.5))  # resumed
   assert names(tmp_path) == ["2", "4", "5"]
-  assert saver.saved.find("best") == 2
-  with store.Saver(tmp_path, keep=1) as saver:
-    saver.save(at(state, 6), 0.5)
+  assert store.Saved(tmp_path).find("best") == 2
+  save(1, (6, 0.5))
   assert names(tmp_path) == ["6"]
 
 
@@ -193,19 +194,21 @@ def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   save(tmp_path, state, 4)
   folder = tmp_path / "checkpoints"
   for name in ("notes.txt", "7", "abc/x", "8/notes", "6/notes"):
-    (folder / name).parent.mkdir(exist_ok=True)
-    (folder / name).write_text(name)
+    path = folder / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(name)
   for name in ("9", "007", "-4", "1e3"):
     (folder / name).mkdir()
-  others = {"4", *names(tmp_path)}
+  others = {*names(tmp_path)} - {"4"}
 
   assert_same(restore_last(tmp_path, state), state)
   save(tmp_path, state, 5, keep=1)
   for step in (7, 8, 9):  # even where a checkpoint would be
     with pytest.raises(OSError, match=r"move it; saved steps: \[5\]$"):
       save(tmp_path, state, step)
+
   assert steps(tmp_path) == [5]
-  assert {*names(tmp_path)} == others - {"4"} | {"5"}
+  assert {*names(tmp_path)} == others | {"5"}
   assert (folder / "7").read_text() == "7"
   assert (folder / "8" / "notes").read_text() == "8/notes"
   assert capsys.readouterr() == ("", "")
@@ -228,32 +231,34 @@ def test_checkpoint_that_is_deleted_while_it_is_read(
 
 
 @pytest.mark.parametrize("what", ["state", "weights"])
+@pytest.mark.parametrize(
+  "part, error, message",
+  [
+    ("", FileNotFoundError, "a run has just deleted checkpoint .*4"),
+    ("state", ValueError, "4 is damaged: "),
+  ],
+)
 def test_checkpoint_that_is_lost_or_damaged_after_it_was_verified(
-  what, tmp_path, state, monkeypatch
+  part, error, message, what, tmp_path, state, monkeypatch
 ):
   """Both readers answer as if it had been so before."""
-  mesh = jax.make_mesh((1,), ("data",), (jax.sharding.AxisType.Auto,))
+  save(tmp_path, state, 4)
   read = ocp.Checkpointer.restore
-  for damage, error, message in (
-    (shutil.rmtree, FileNotFoundError, "a run has just deleted checkpoint .*4"),
-    (lambda path: shutil.rmtree(path / "state"), ValueError, "4 is damaged: "),
-  ):
-    save(tmp_path, state, 4)
-    path = tmp_path / "checkpoints" / "4"
 
-    def late(*args, path=path, damage=damage, **more):
-      if len(more["args"].item) > 1 or "ema" in more["args"].item:
-        damage(path)
-      return read(*args, **more)
+  def late(*args, **more):
+    item = more["args"].item
+    if len(item) > 1 or "ema" in item:
+      shutil.rmtree(tmp_path / "checkpoints" / "4" / part)
+    return read(*args, **more)
 
-    with monkeypatch.context() as patch:
-      patch.setattr(ocp.Checkpointer, "restore", late)
-      with pytest.raises(error, match=message):
-        if what == "state":
-          restore(tmp_path, state)
-        else:
-          store.Saved(tmp_path).weights(4, mesh)
-    shutil.rmtree(path, ignore_errors=True)
+  monkeypatch.setattr(ocp.Checkpointer, "restore", late)
+  with pytest.raises(error, match=message):
+    if what == "state":
+      restore(tmp_path, state)
+    else:
+      automatic = jax.sharding.AxisType.Auto
+      mesh = jax.make_mesh((1,), ("data",), (automatic,))
+      store.Saved(tmp_path).weights(4, mesh)
 
 
 def test_what_describes_a_checkpoint_is_not_read_if_it_is_damaged(
@@ -269,38 +274,42 @@ def test_what_describes_a_checkpoint_is_not_read_if_it_is_damaged(
   assert saver.saved.find("best") == 4
 
 
-def test_state_of_another_network_is_an_error(tmp_path, state):
-  save(tmp_path, state, 4)
-  centroids = {"centroids": {"8": jnp.ones((2, 3, 8, 4))}}
-  for more, name in (
+@pytest.mark.parametrize(
+  "more, name",
+  [
     ({"end": 1.0}, "ema.end"),
     ({"start": jnp.ones(7)}, "ema.start"),
-    (centroids, "centroids.8"),
-  ):
-    other = dataclasses.replace(state, ema=state.ema | more)
-    message = f"another network: .*{name}.*differ; use the model"
-    with refused(message):
-      restore_last(tmp_path, other)
-
+    ({"centroids": {"8": jnp.ones((2, 3, 8, 4))}}, "centroids.8"),
+  ],
+)
+def test_state_of_another_network_is_an_error(more, name, tmp_path, state):
+  save(tmp_path, state, 4)
+  other = dataclasses.replace(state, ema=state.ema | more)
+  with refused(f"another network: .*{name}.*differ; use the model"):
+    restore_last(tmp_path, other)
   assert steps(tmp_path) == [4]
 
 
 def test_checkpoint_of_older_code_is_read_and_counts(tmp_path, state):
   """There, Orbax saw only the folder of arrays."""
   folder = tmp_path / "checkpoints" / "4"
+  metadata = folder / "about" / "metadata"
   with ocp.StandardCheckpointer() as old:
     old.save(folder / "state", vars(state) | dict(loss_scale={}))
-  (folder / "about").mkdir()
-  (folder / "about" / "metadata").write_text(json.dumps(dict(validation=1.0)))
-  paths = sorted(x for x in folder.rglob("*") if x.is_file())
-  listed = {str(x.relative_to(folder)): files.crc32(x) for x in paths}
+  metadata.parent.mkdir()
+  metadata.write_text(json.dumps(dict(validation=1.0)))
+  listed = {}
+  for path in sorted(folder.rglob("*")):
+    if path.is_file():
+      listed[str(path.relative_to(folder))] = files.crc32(path)
   (folder / "files.json").write_text(json.dumps(listed))
 
   assert_same(restore_last(tmp_path, state), state)
   with store.Saver(tmp_path, keep=1) as saver:
     saver.save(at(state, 6), 3.0)
     saver.save(at(state, 8), 2.0)
-  assert steps(tmp_path) == [4, 8] and saver.saved.find("best") == 4
+  assert steps(tmp_path) == [4, 8]
+  assert saver.saved.find("best") == 4
 
 
 # Damage.
@@ -310,10 +319,10 @@ def flip(content, place):
   return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-RNG = random.Random(0)
+# What is done to the bytes of a file, at some place.
 DAMAGES = {
-  "cut": lambda content: content[: RNG.randrange(len(content))],
-  "flipped": lambda content: flip(content, RNG.randrange(len(content))),
+  "cut": lambda content, place: content[:place],
+  "flipped": flip,
   "deleted": None,
 }
 
@@ -322,19 +331,22 @@ DAMAGES = {
 def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
   damage, tmp_path, state, capsys
 ):
+  random_number = random.Random(0)
   save(tmp_path, state, 4, 8)
   step = tmp_path / "checkpoints" / "8"
   listed = json.loads((step / "files.json").read_text())
-  found = {name: step / name for name in (*listed, "files.json")}
-  parts = {x.partition("/")[0] for x in found}
-
+  names = [*listed, "files.json"]
+  parts = {name.partition("/")[0] for name in names}
   assert parts == {"state", "about", "files.json"}
-  for name, file in found.items():
+
+  for name in names:
+    file = step / name
     content = file.read_bytes()
     if damage == "deleted":
       file.unlink()
     elif content:
-      file.write_bytes(DAMAGES[damage](content))
+      place = random_number.randrange(len(content))
+      file.write_bytes(DAMAGES[damage](content, place))
     else:
       continue
     with refused("8 is damaged: .*; train.py sets"):
@@ -352,23 +364,29 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
   for path in step.iterdir():  # nothing else of it is read
     if path.is_file() and path.name != store.FILES:
       path.unlink()
-
   assert_same(restore_last(tmp_path, state), at(state, 8))
 
 
-def test_checkpoint_that_cannot_be_opened_is_not_set_aside(tmp_path, state):
+@pytest.mark.parametrize("read", ["steps", "damage"])
+def test_checkpoint_that_cannot_be_opened_is_not_set_aside(
+  read, tmp_path, state
+):
   save(tmp_path, state, 4)
-  before, saved = runs.files(tmp_path), store.Saved(tmp_path)
-  path = tmp_path / "checkpoints" / "4"
-  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  before = runs.files(tmp_path)
+  saved = store.Saved(tmp_path)
+  limit = resource.RLIMIT_NOFILE
+  soft, hard = resource.getrlimit(limit)
   try:  # those that are open stay so
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    for read in (saved.steps, lambda: store._damage(path)):
-      with pytest.raises(OSError, match="Too many open files"):
-        read()
+    resource.setrlimit(limit, (3, hard))
+    with pytest.raises(OSError, match="Too many open files"):
+      if read == "steps":
+        saved.steps()
+      else:
+        store._damage(tmp_path / "checkpoints" / "4")
   finally:
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-  assert runs.files(tmp_path) == before and saved.steps() == [4]
+    resource.setrlimit(limit, (soft, hard))
+  assert runs.files(tmp_path) == before
+  assert saved.steps() == [4]
 
 
 def test_complete_checkpoint_that_orbax_cannot_read_is_kept(

@@ -8,11 +8,14 @@ import math
 import numpy as np
 import pytest
 from helpers import runs
+from scipy import stats
 
 from benchmarks import baselines, counts, linear, video
 from sparse_transformer import data as data_lib
 
 pytestmark = pytest.mark.tools
+# Of gray clips: 16 frames of 16 x 16, one below the other.
+CLIPS = data_lib.Images((256, 16, 1), 256, dict)
 
 
 def test_error_over_blocks_is_that_of_their_means():
@@ -24,21 +27,38 @@ def test_error_over_blocks_is_that_of_their_means():
   assert linear.mean_and_error(values, 500)[1] is None
 
 
+def every_level(sequence, position, levels):
+  """The sequence with each level in turn at a position."""
+  others = np.repeat(sequence[None], levels, axis=0)
+  others[:, position] = range(levels)
+  return others
+
+
+def assert_distribution(bits, position):
+  """Checks bits of `every_level`: what is before a position is given."""
+  assert np.exp2(-bits[:, position]).sum() == pytest.approx(1)
+  assert (bits[:, :position] == bits[0, :position]).all()
+
+
 def test_independent_positions_score_the_entropy_of_their_values():
-  rng = np.random.default_rng(0)
-  first = 0.5, 0.25, 0.25
-  second = 0.9, 0.1, 0.0
+  random = np.random.default_rng(0)
+  first = [0.5, 0.25, 0.25]
+  second = [0.9, 0.1, 0.0]
 
-  def draw():
-    return np.stack([rng.choice(3, 20_000, p=p) for p in (first, second)], 1)
+  def draw(p):
+    return random.choice(3, 20_000, p=p)
 
-  splits = {split: draw() for split in data_lib.SPLITS}
+  splits = {}
+  for split in data_lib.SPLITS:
+    splits[split] = np.stack([draw(first), draw(second)], axis=1)
   row = baselines.independent(splits, size=3)
-
-  entropy = -sum(p * np.log2(p) for p in (*first, *second) if p) / 2
-
-  assert row["test"] == pytest.approx(entropy, abs=0.02)
-  assert row["validation"] == pytest.approx(entropy, abs=0.02)
+  bits = stats.entropy(
+    [first, second],
+    base=2,
+    axis=1,
+  )
+  assert row["test"] == pytest.approx(bits.mean(), abs=0.02)
+  assert row["validation"] == pytest.approx(bits.mean(), abs=0.02)
 
 
 def score(config, data, folder):
@@ -59,15 +79,12 @@ def score(config, data, folder):
 def test_compressors_are_given_the_training_split(tmp_path, capsys):
   data = tmp_path / "text.txt"
   text = np.random.default_rng(0).integers(32, size=5_000).astype(np.uint8)
-  data.write_bytes(text.tobytes() * 4)  # the test split repeats the rest
+  content = text.tobytes() * 4  # the test split repeats the rest
+  data.write_bytes(content)
   lacks = importlib.util.find_spec("pyppmd") is None
   record, rows = score("text_small", data, tmp_path)
-
-  assert record["symbols"] == dict(
-    train=18_000,
-    validation=1_000,
-    test=1_000,
-  )
+  sizes = dict(train=18_000, validation=1_000, test=1_000)
+  assert record["symbols"] == sizes
   assert ("pip install pyppmd" in capsys.readouterr().out) == lacks
 
   for name in baselines.COMPRESSORS:
@@ -76,30 +93,25 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
     else:
       assert rows[f"`{name}`"]["test"] < 2.5, name
 
-  whole = (text.tobytes() * 4)[:18_000]
-
-  assert rows["`xz -9e`"]["test"] < 8 * len(lzma.compress(whole)) / 18_000
+  bits_of_training = 8 * len(lzma.compress(content[:18_000])) / 18_000
+  assert rows["`xz -9e`"]["test"] < bits_of_training
 
 
 def colors(number, seed=0):
   """Smooth images of 6 x 5 pixels with three channels of 16 levels."""
-  rng = np.random.default_rng(seed)
-  images = rng.normal(size=(number, 6, 5, 3)).cumsum(1).cumsum(2)
-  return (images + 8).clip(0, 15).astype(np.uint8).reshape(number, -1)
+  random = np.random.default_rng(seed)
+  images = random.normal(size=(number, 6, 5, 3)).cumsum(1).cumsum(2)
+  levels = (images + 8).clip(0, 15).astype(np.uint8)
+  return levels.reshape(number, -1)
 
 
 @pytest.mark.parametrize("near", linear.NEIGHBORS, ids=len)
 def test_linear_prediction_is_a_distribution_given_what_is_before(near):
   bits_of = linear.fit(colors(200), near, (6, 5, 3), 16)
-  # G, and not at an edge
   image = colors(1, seed=1)[0]
-  position = 49
-  others = np.repeat(image[None], 16, axis=0)
-  others[:, position] = range(16)
-  bits = bits_of(others)
-
-  assert np.exp2(-bits[:, position]).sum() == pytest.approx(1)
-  assert (bits[:, :position] == bits[0, :position]).all()
+  position = 49  # G, and not at an edge
+  bits = bits_of(every_level(image, position, 16))
+  assert_distribution(bits, position)
   assert (bits[1:, position + 3] != bits[0, position + 3]).any()
 
 
@@ -114,28 +126,33 @@ def test_linear_prediction_of_images_beats_independent_positions():
 
 def moving(frames=32, seed=0):
   """A gray video of 33 x 50 pixels that moves to the right."""
-  wide = np.random.default_rng(seed).normal(size=(33, 50 + frames)).cumsum(0)
+  random = np.random.default_rng(seed)
+  wide = random.normal(size=(33, 50 + frames)).cumsum(0)
   wide = (128 + 9 * wide).clip(0, 255).astype(np.uint8)
-  return np.stack([wide[:, frames - t :][:, :50] for t in range(frames)])
+  starts = range(frames, 0, -1)
+  return np.stack([wide[:, start : start + 50] for start in starts])
+
+
+def clips_of(frames):
+  clips = video.cut(frames, 16)
+  return clips.reshape(len(clips), -1)
 
 
 def test_clips_are_frames_one_below_the_other_in_the_order_of_time():
   frames = moving()
   clips = video.cut(frames, 16)
-
   assert clips.shape == (2 * 2 * 3, 256, 16)
+
   t = 5
   row = 1
   column = 2
-  y = 3
-  x = 7
-  clip = clips[6 + 3 * row + column]
-
-  assert clip[16 * t + y, x] == frames[16 + t, 16 * row + y, 16 * column + x]
+  of_clip = clips[6 + 3 * row + column].reshape(16, 16, 16)
+  rows = slice(16 * row, 16 * row + 16)
+  columns = slice(16 * column, 16 * column + 16)
+  assert (of_clip[t] == frames[16 + t, rows, columns]).all()
   assert (video.cut(frames, 4)[0] == clips[0, :64]).all()
-  assert video.shrunk(frames, 4)[3, 2, 1] == np.rint(
-    frames[3, 8:12, 4:8].mean()
-  )
+  mean = frames[3, 8:12, 4:8].mean()
+  assert video.shrunk(frames, 4)[3, 2, 1] == np.rint(mean)
   noise = video.noisy(np.full_like(frames, 100), 2) - 98
   assert set(noise.ravel()) == {0, 1, 2, 3, 4}
 
@@ -153,46 +170,33 @@ def test_clips_need_a_video_that_can_be_read(words, line, capsys):
 
 
 def test_linear_prediction_of_clips_sees_the_frame_before():
-  splits = {
-    x: video.cut(moving(48, i), 16) for i, x in enumerate(data_lib.SPLITS)
-  }
-  splits = {x: clips.reshape(len(clips), -1) for x, clips in splits.items()}
-  source = data_lib.Images((256, 16, 1), 256, dict)
-  *near, clip = (x["test"] for x in linear.score(splits, source))
+  splits = {}
+  for seed, split in enumerate(data_lib.SPLITS):
+    splits[split] = clips_of(moving(48, seed))
+  *near, clip = (row["test"] for row in linear.score(splits, CLIPS))
   assert clip < min(near) - 0.5
-
-
-CLIPS = data_lib.Images((256, 16, 1), 256, dict)
 
 
 def test_counts_of_clips_score_the_entropy_of_their_changes():
   """A random first frame, and changes of -1, 0 and 1 that are independent."""
-  rng = np.random.default_rng(0)
-  p = [0.25, 0.5, 0.25]
+  random = np.random.default_rng(0)
 
-  def frames(number):
-    return np.concatenate(
-      [
-        rng.integers(100, 150, (number, 1, 256)),
-        rng.choice([-1, 0, 1], (number, 15, 256), p=p),
-      ],
-      axis=1,
-    )
+  def clips(number):
+    first = random.integers(100, 150, (number, 1, 256))
+    p = [0.25, 0.5, 0.25]
+    changes = random.choice([-1, 0, 1], (number, 15, 256), p=p)
+    frames = np.concatenate([first, changes], axis=1).cumsum(1)
+    return frames.reshape(number, -1).astype(np.uint8)
 
-  sizes = dict(
-    train=200,
-    validation=20,
-    test=20,
+  splits = dict(
+    train=clips(200),
+    validation=clips(20),
+    test=clips(20),
   )
-  splits = {
-    split: frames(number).cumsum(1).reshape(number, -1).astype(np.uint8)
-    for split, number in sizes.items()
-  }
   rows = counts.score(splits, CLIPS)
-
-  assert [row["model"] for row in rows] == [
-    f"counts, {number} contexts" for number in ("256", "289", "4,913")
-  ]
+  numbers = ("256", "289", "4,913")
+  models = [f"counts, {number} contexts" for number in numbers]
+  assert [row["model"] for row in rows] == models
   for row in rows:
     assert row["test"] == pytest.approx(1.5, abs=0.05)
     assert row["validation"] == pytest.approx(1.5, abs=0.05)
@@ -200,19 +204,15 @@ def test_counts_of_clips_score_the_entropy_of_their_changes():
 
 
 def test_counts_of_clips_are_a_distribution_given_what_is_before():
-  clips = video.cut(moving(32), 16)
-  clips = clips.reshape(len(clips), -1)
+  clips = clips_of(moving(32))
   train = counts.changes(clips, CLIPS)
-  others = np.repeat(clips[:1], 256, axis=0)
-  position = 256 * 7 + 16 * 3 + 5
-  others[:, position] = range(256)
+  at = 256 * 6 + 16 * 3 + 5  # the first frame, of 256, is not scored
+  others = every_level(clips[0], 256 + at, 256)
   found = counts.changes(others, CLIPS)
   for number in train.contexts:
     table = counts.count(train, number, 256)
     bits = counts.bits_of(table, found, number).reshape(256, -1)
-    at = position - 256  # the first frame is not scored
-    assert np.exp2(-bits[:, at]).sum() == pytest.approx(1)
-    assert (bits[:, :at] == bits[0, :at]).all()
+    assert_distribution(bits, at)
     assert (bits[1:, at + 256] != bits[0, at + 256]).any()
 
 
@@ -223,8 +223,10 @@ def test_video_codecs_code_clips_without_loss():
     packets = baselines.coded(frames, name, options)
     if name == "libx264":  # FFV1's header is not in its packets
       decoder = av.CodecContext.create("h264", "r")
-      found = [y for x in [*packets, None] for y in decoder.decode(x)]
-      decoded = [x.to_ndarray()[:32] for x in found]  # color is below
+      decoded = []
+      for packet in [*packets, None]:
+        for image in decoder.decode(packet):
+          decoded.append(image.to_ndarray()[:32])  # color is below
       assert (np.stack(decoded, axis=-1) == frames).all()
 
 
@@ -232,17 +234,16 @@ def test_codecs_code_a_mosaic_without_loss():
   imagecodecs = pytest.importorskip("imagecodecs")
   images = colors(7).reshape(-1, 6, 5, 3)
   mosaic = baselines.mosaic(images)
-
   assert mosaic.shape == (18, 15, 3)
   assert (mosaic[6:12, 5:10] == images[4]).all()
   assert not mosaic[12:, 5:].any()
 
-  splits = {x: images for x in data_lib.SPLITS}
+  splits = {split: images for split in data_lib.SPLITS}
   rows = baselines.codecs(splits, images.shape[1:])
-  for row, (codec, options) in zip(
-    rows, baselines.CODECS.values(), strict=True
-  ):
-    content = getattr(imagecodecs, f"{codec}_encode")(mosaic, **options)
+  codecs = baselines.CODECS.values()
+  for row, (codec, options) in zip(rows, codecs, strict=True):
+    encode = getattr(imagecodecs, f"{codec}_encode")
+    decode = getattr(imagecodecs, f"{codec}_decode")
+    content = encode(mosaic, **options)
     assert row["test"] == 8 * len(content) / images.size
-    decoded = getattr(imagecodecs, f"{codec}_decode")(content)
-    assert (decoded == mosaic).all(), codec
+    assert (decode(content) == mosaic).all(), codec

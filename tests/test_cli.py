@@ -24,6 +24,7 @@ from sparse_transformer.training.evaluation import evaluations, samples
 from sparse_transformer.training.experiment import open_run
 from sparse_transformer.training.loop import train
 
+EXPLAIN = "sparse_transformer/explain.py"
 # The commands, and the flag that names what they are about.
 COMMANDS = {
   "train.py": "config",
@@ -48,14 +49,28 @@ def test_help_lists_all_flags(command, capsys):
   assert ("attention.pattern='strided': dense" in out) == ("config" in listed)
 
 
-def test_flags_are_read_without_loading_jax():
-  words = "-X", "importtime", "train.py", "--config=no.py", "--workdir=x"
-  done = runs.python(*words)
+def assert_loads_no_jax(*words):
+  """Runs a script; returns what it prints as an error."""
+  done = runs.python("-X", "importtime", *words)
+  lines = done.stderr.splitlines()
+  modules = {line.split("|")[-1].strip() for line in lines}
   assert done.returncode == 1
-  assert "no.py: no such file\n" in done.stderr
-  loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-  assert "absl" in loaded
-  assert not loaded & {"jax", "matplotlib", "scipy"}
+  assert "absl" in modules
+  assert not modules & {"jax", "matplotlib", "scipy"}
+  return done.stderr
+
+
+def test_flags_are_read_without_loading_jax():
+  error = assert_loads_no_jax("train.py", "--config=no.py", "--workdir=x")
+  assert "no.py: no such file\n" in error
+
+
+@pytest.fixture
+def parsed_no_flags(monkeypatch):
+  """As before and after a command; its name is "tool"."""
+  monkeypatch.setattr(sys, "argv", ["tool"])
+  yield
+  flags.FLAGS.unparse_flags()
 
 
 @pytest.mark.parametrize(
@@ -74,19 +89,14 @@ def test_flags_are_read_without_loading_jax():
   ],
 )
 def test_error_that_a_user_can_fix_becomes_one_line(
-  error, message, capfd, monkeypatch
+  error, message, capfd, parsed_no_flags
 ):
   def main(argv):
     raise error
 
-  monkeypatch.setattr(sys, "argv", ["tool"])
-
   with pytest.raises(SystemExit) as exit:
     cli.run(main)
-
-  flags.FLAGS.unparse_flags()
   err = capfd.readouterr().err
-
   assert exit.value.code == 1
   assert err.count("\n") == 1
   assert re.search(message, err)
@@ -99,14 +109,13 @@ def test_error_that_a_user_can_fix_becomes_one_line(
     (["--verbosity=1"], ValueError),
   ],
 )
-def test_bug_or_verbosity_keeps_the_traceback(words, error, monkeypatch):
+def test_bug_or_verbosity_keeps_the_traceback(words, error, parsed_no_flags):
   def main(argv):
     raise error("where")
 
-  monkeypatch.setattr(sys, "argv", ["tool", *words])
+  sys.argv += words
   with pytest.raises(error, match="where"):
     cli.run(main)
-  flags.FLAGS.unparse_flags()
 
 
 # Commands that read all of their flags before they end with an error.
@@ -122,11 +131,11 @@ SPACED = {
 
 @pytest.mark.parametrize("command", SPACED)
 def test_flag_and_value_may_be_two_words(command, trained, capfd):
+  digits = runs.DIGITS.partition("=")[2]
+  line = SPACED[command].replace("RUN", str(trained)).replace("FILE", digits)
   answers = []
   for separator in (" ", "="):
-    words = re.sub(r"(--\S+) ", rf"\1{separator}", SPACED[command]).split()
-    words = [w.replace("RUN", str(trained)) for w in words]
-    words = [w.replace("FILE", runs.DIGITS.partition("=")[2]) for w in words]
+    words = re.sub(r"(--\S+) ", rf"\1{separator}", line).split()
     assert runs.command(command, *words) == 1
     answers.append(capfd.readouterr().err)
 
@@ -157,16 +166,15 @@ def test_nearest_config_file_is_named(
 
 def test_nearest_run_and_data_are_named(trained, tmp_path, capfd):
   shutil.copytree(trained, tmp_path / "digits")
-  words = f"--workdir={tmp_path / 'digit'}", f"--workdir={tmp_path / 'new'}"
   close = f"did you mean {tmp_path / 'digits'}?\n"
-
-  assert runs.command("eval.py", words[0]) == 1
+  workdir = f"--workdir={tmp_path / 'digit'}"
+  assert runs.command("eval.py", workdir) == 1
   assert capfd.readouterr().err.endswith(close)
 
+  config = f"--config={runs.REPO / 'configs' / 'text_small.py'}"
   path = f"--config.data.path={tmp_path / 'digtis'}"
-  text = f"--config={runs.REPO / 'configs' / 'text_small.py'}"
-
-  assert runs.command("train.py", text, path, words[1]) == 1
+  workdir = f"--workdir={tmp_path / 'new'}"
+  assert runs.command("train.py", config, path, workdir) == 1
   assert capfd.readouterr().err.endswith(close)
 
 
@@ -181,8 +189,8 @@ def test_file_of_a_command_says_how_to_run_it(name):
 
 
 def test_device_that_is_absent_is_said_in_one_line(tmp_path):
-  words = runs.DIGITS, f"--workdir={tmp_path / 'new'}"
-  done = runs.python("train.py", *words, JAX_PLATFORMS="gpu")
+  workdir = f"--workdir={tmp_path / 'new'}"
+  done = runs.python("train.py", runs.DIGITS, workdir, JAX_PLATFORMS="gpu")
   assert done.returncode == 1
   assert done.stderr.count("\n") == 1
   assert "JAX_PLATFORMS=gpu XLA_FLAGS=" in done.stderr
@@ -191,8 +199,8 @@ def test_device_that_is_absent_is_said_in_one_line(tmp_path):
 
 def test_config_of_a_run_takes_the_place_of_a_file(tmp_path, capsys):
   config_lib.write_config(tmp_path, runs.tiny())
-  words = f"--workdir={tmp_path}", "--config.attention.pattern=Local(5)"
-  assert runs.command("sparse_transformer/explain.py", *words) == 0
+  pattern = "--config.attention.pattern=Local(5)"
+  assert runs.command(EXPLAIN, f"--workdir={tmp_path}", pattern) == 0
   assert "Local(5)" in capsys.readouterr().out
 
 
@@ -228,29 +236,33 @@ cli.run(main)
   assert done.stderr.count("\n") == status
 
 
+WITH_HOOK = """
+from helpers import runs
+from sparse_transformer import data
+data.SOURCES["mine"] = lambda config: None
+def get_config():
+  return runs.tiny(**{"train.steps": 2})
+def on_metrics(step, split, values):
+  print("hook", step, split, values["bits_per_dim"] > 0)
+"""
+
+
 def test_function_of_a_config_file_gets_the_metrics(
   tmp_path, capsys, monkeypatch
 ):
   monkeypatch.setattr(data, "SOURCES", dict(data.SOURCES))
   path = tmp_path / "config.py"
-  path.write_text(
-    "from helpers import runs\n"
-    "from sparse_transformer import data\n"
-    "data.SOURCES['mine'] = lambda config: None\n"
-    "def get_config(): return runs.tiny(**{'train.steps': 2})\n"
-    "def on_metrics(step, split, values):\n"
-    "  print('hook', step, split, values['bits_per_dim'] > 0)\n"
-  )
-  words = f"--config={path}", f"--workdir={tmp_path / 'run'}"
-  assert runs.command("train.py", *words) == 0
+  path.write_text(WITH_HOOK)
+  config = f"--config={path}"
+  workdir = f"--workdir={tmp_path / 'run'}"
+  assert runs.command("train.py", config, workdir) == 0
   lines = capsys.readouterr().out.splitlines()
-
   assert [line for line in lines if line.startswith("hook")] == [
     "hook 1 train True",
     "hook 2 train True",
     "hook 2 validation True",
   ]
-  assert f"eval.py {words[1]} {words[0]} --step=best" in lines[-1]
+  assert f"eval.py {workdir} {config} --step=best" in lines[-1]
 
 
 OWN = """
@@ -284,29 +296,32 @@ def own(tmp_path, monkeypatch):
     registry.update(entries)
 
 
-NAMES = "sample", "explain", "export", "report"
-
-
 @pytest.mark.parametrize(
-  "command", ["eval.py", *(f"sparse_transformer/{x}.py" for x in NAMES)]
+  "command",
+  [
+    "eval.py",
+    "sparse_transformer/sample.py",
+    EXPLAIN,
+    "sparse_transformer/export.py",
+    "sparse_transformer/report.py",
+  ],
 )
 def test_code_of_a_run_is_named_and_not_run(command, own, capfd):
-  assert runs.command(command, "--workdir=a run", "--config.train.seed=7") == 1
+  words = ["--workdir=a run", "--config.train.seed=7"]
+  assert runs.command(command, *words) == 1
   (line,) = capfd.readouterr().err.splitlines()
   start, _, printed = line.partition(", run ")
-
   assert start.endswith(
     ".py: Mine, mine must be registered first: if you trust the code in a"
     " run/config.py"
   )
-  words = "--workdir=a run", "--config.train.seed=7", "--config=a run/config.py"
-  assert shlex.split(printed) == ["python", command, *words]
+  config = "--config=a run/config.py"
+  assert shlex.split(printed) == ["python", command, *words, config]
   assert not (own / "was_run").exists()
 
 
 def test_command_that_names_the_code_of_a_run_works(own, capfd):
-  script = "sparse_transformer/explain.py"
-  assert runs.command(script, "--workdir=a run") == 1
+  assert runs.command(EXPLAIN, "--workdir=a run") == 1
   printed = capfd.readouterr().err.partition(", run ")[2]
   assert runs.command(*shlex.split(printed)[1:]) == 0
   assert (own / "was_run").exists()
@@ -314,20 +329,16 @@ def test_command_that_names_the_code_of_a_run_works(own, capfd):
 
 
 def test_override_makes_the_code_of_a_run_unnecessary(own, capfd):
-  words = "--config.attention.pattern=dense", "--config.data.name=digits"
-  script = "sparse_transformer/explain.py"
-  assert runs.command(script, "--workdir=a run", *words) == 0
-  assert runs.command(script, "--workdir=a run", words[1]) == 1
+  dense = "--config.attention.pattern=dense"
+  digits = "--config.data.name=digits"
+  assert runs.command(EXPLAIN, "--workdir=a run", digits, dense) == 0
+  assert runs.command(EXPLAIN, "--workdir=a run", digits) == 1
   assert ": Mine must be registered first" in capfd.readouterr().err
 
 
 def test_code_of_a_run_is_named_before_jax_loads(own):
-  words = "-X", "importtime", "eval.py", f"--workdir={own}"
-  done = runs.python(*words)
-  assert "must be registered first" in done.stderr
-  loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}
-  assert "absl" in loaded
-  assert not loaded & {"jax", "matplotlib", "scipy"}
+  error = assert_loads_no_jax("eval.py", f"--workdir={own}")
+  assert "must be registered first" in error
 
 
 def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
@@ -339,17 +350,21 @@ def test_library_works_in_a_notebook(trained, tmp_path, monkeypatch, capsys):
   async def cell():  # runs within the kernel's event loop
     train(config_lib.read_config(workdir), workdir)  # resumes
     run = open_run(workdir)
-    experiment = run.experiment
+    source = run.experiment.source
     state = run.restore()
-    score, params = evaluations.evaluate(run, state), state.ema
-    decoder = sampling.Cached(experiment.model)
-    prompts = samples.no_prompts(experiment.source, 2)
-    drawn = decoder, params, sampling.Sampler(), prompts, 64
-    tokens, _ = sampling.sample(*drawn)
-    return score, samples.save(workdir, experiment.source, tokens)
+    score = evaluations.evaluate(run, state)
+    tokens, _ = sampling.sample(
+      sampling.Cached(run.experiment.model),
+      state.ema,
+      sampling.Sampler(),
+      samples.no_prompts(source, 2),
+      64,
+    )
+    return score, samples.save(workdir, source, tokens)
 
   score, (path,) = asyncio.run(cell())
-  assert score.step == 2 and path.exists()
+  assert score.step == 2
+  assert path.exists()
   assert capsys.readouterr().err == ""
   assert not flags.FLAGS.is_parsed()
   assert handlers == [signal.getsignal(number) for number in signals.STOPPING]

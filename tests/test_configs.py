@@ -22,11 +22,12 @@ NAMES = sorted(path.stem for path in (runs.REPO / "configs").glob("*.py"))
 NAMES.remove("default")
 PAGE = (runs.REPO / "docs" / "paper.md").read_text()
 # {config: (row, paper, parameters)}, from the table of that page.
-ROWS = {
-  cells[1].strip("`"): (cells[0], *cells[2:])
-  for line in PAGE.splitlines()
-  if len(cells := line.strip("| ").split(" | ")) == 4 and "`" in cells[1]
-}
+ROWS = {}
+for line in PAGE.splitlines():
+  cells = line.strip("| ").split(" | ")
+  if len(cells) == 4 and "`" in cells[1]:
+    row, name, *rest = cells
+    ROWS[name.strip("`")] = (row, *rest)
 
 
 def load(name):
@@ -58,13 +59,14 @@ def docstring(name):
 
 def fields(config):
   """{"group.field": type}, with the types of the items of tuples."""
-  return {
-    f"{group}.{name}": (type(value), {type(x) for x in value})
-    if isinstance(value, tuple)
-    else type(value)
-    for group, values in config.to_dict().items()
-    for name, value in values.items()
-  }
+  types = {}
+  for group, values in config.to_dict().items():
+    for name, value in values.items():
+      kind = type(value)
+      if isinstance(value, tuple):
+        kind = kind, {type(x) for x in value}
+      types[f"{group}.{name}"] = kind
+  return types
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -73,11 +73,13 @@ def run_of(name, folder, **fields):
 def differences(workdir, found):
   """The largest ones of logits and of losses, in float32."""
   run = open_run(workdir, {"model.dtype": "float32"})
-  params, tokens_BL = run.restore().ema, found["tokens"]
+  params = run.restore().ema
+  tokens_BL = found["tokens"]
   logits_BLV = jax.jit(run.experiment.apply)(params, tokens_BL)
   losses_BL = run.experiment.losses(params, tokens_BL)
-  errors = logits_BLV[:, found["positions"]] - found["logits"]
-  return abs(errors).max(), abs(losses_BL - found["losses"]).max()
+  of_logits = logits_BLV[:, found["positions"]] - found["logits"]
+  of_losses = losses_BL - found["losses"]
+  return abs(of_logits).max(), abs(of_losses).max()
 
 
 @golden
@@ -106,9 +108,11 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   orders = ("rotation", "colors", "transposition", "jigsaw")[:number]
   workdir, found = run_of(name, tmp_path, **{"data.orders": orders})
   run = open_run(workdir, {"model.dtype": "float32"})
-  params, arrange = run.restore().ema, run.experiment.source.scans.arrange
+  params = run.restore().ema
+  arrange = run.experiment.source.scans.arrange
   apply = jax.jit(run.experiment.apply)
-  for case in sorted({x.partition("/")[0] for x in found} & {"aug1", "aug2"}):
+  cases = {x.partition("/")[0] for x in found} & {"aug1", "aug2"}
+  for case in sorted(cases):
 
     def of(x, case=case):
       return found[f"{case}/{x}"]
@@ -119,19 +123,20 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
     assert abs(logits_BLV - of("logits")).max() < CLOSE
     losses_BL = run.experiment.losses(params, rows_BM)
     assert abs(losses_BL - of("losses")).max() < CLOSE
-  labels = [*zip(orders, found["aug1/labels"][0], strict=True)]
-  words = ",".join(f"{x}={label}" for x, label in labels)
-  words = f"--order={words}", "--examples=1"
-  (bits,) = runs.scores(capfd, workdir, *words)
-  expected = found["aug1/losses"][0].mean() / np.log(2)
 
+  labels = dict(zip(orders, found["aug1/labels"][0], strict=True))
+  order = ",".join(f"{x}={label}" for x, label in labels.items())
+  (bits,) = runs.scores(capfd, workdir, f"--order={order}", "--examples=1")
+  expected = found["aug1/losses"][0].mean() / np.log(2)
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
+
   # Embeddings in the order of the sequence, of a network with this start only.
   plain = Experiment(run.experiment.config.replace(**{"data.orders": ()}))
-  params |= dict(start=sum(params["start"][x][label] for x, label in labels))
+  start = params["start"]
+  params["start"] = sum(start[x][label] for x, label in labels.items())
   losses_1L = plain.losses(params, found["aug1-fixed/tokens"][:1])
-
-  assert abs(losses_1L - found["aug1-fixed/losses"][:1]).max() < CLOSE
+  errors = losses_1L - found["aug1-fixed/losses"][:1]
+  assert abs(errors).max() < CLOSE
 
 
 # Small files.
@@ -150,44 +155,10 @@ def converted(images, tmp_path_factory):
     "model.num_layers": 4,
     "attention.stride": 24,
   }
-  pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 8, 3), np.uint8)
-  inputs = made.arrays(starts=starts), pixels, "cifar10_15m"
-  return convert(folder, *inputs, **small), inputs[0]
-
-
-def test_averages_alone_are_read_and_are_where_they_belong(
-  converted, monkeypatch
-):
-  workdir, arrays = converted
-  average = lambda name: arrays[f"model/{name}/Ema/ema:0"]
-  state, same = open_run(workdir).restore(), np.testing.assert_array_equal
-  jax.tree.map(same, state.params, state.ema)
-  blocks = state.ema["blocks"]
-
-  for i in range(4):
-    same(blocks["key"]["kernel"][i], average(f"h{i}/k_proj/w"))
-    same(blocks["mlp_norm"]["scale"][i], average(f"h{i}/mlp/g"))
-    same(blocks["mlp_out"]["bias"][i], average(f"h{i}/mlp_proj2/b"))
-  same(state.ema["norm"]["bias"], average("final_norm/b"))
-  same(state.ema["position"][2]["embedding"], average("pos_emb_2"))
-  rot, tr = (average(f"sos_token/sos_{x}") for x in ("rot", "tr"))
-  same(state.ema["start"], rot[0] + tr[0])
-  read = []
-  get = np.lib.npyio.NpzFile.__getitem__
-
-  def spy(self, name):
-    return read.append(name) or get(self, name)
-
-  monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
-  path = workdir.parent / "weights.npz"
-  _, about = released.load(str(path))
-  averages = [x for x in arrays if x.endswith("/Ema/ema:0")]
-
-  assert sorted(read) == sorted([*averages, "best_val_loss:0"])
-  start = metrics.read(workdir)[0]
-  assert start == {**start, **about}
-  assert start["file"] == str(path)
-  assert start["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+  arrays = made.arrays(starts=starts)
+  random = np.random.default_rng(0)
+  pixels = random.integers(0, 256, (8, 8, 8, 3), np.uint8)
+  return convert(folder, arrays, pixels, "cifar10_15m", **small), arrays
 
 
 def made_of(config, folder):
@@ -204,43 +175,89 @@ def text_of(folder):
   return path
 
 
+def test_averages_are_where_they_belong(converted):
+  workdir, arrays = converted
+  state = open_run(workdir).restore()
+  same = np.testing.assert_array_equal
+  jax.tree.map(same, state.params, state.ema)
+
+  def average(name):
+    return arrays[f"model/{name}/Ema/ema:0"]
+
+  blocks = state.ema["blocks"]
+  for i in range(4):
+    same(blocks["key"]["kernel"][i], average(f"h{i}/k_proj/w"))
+    same(blocks["mlp_norm"]["scale"][i], average(f"h{i}/mlp/g"))
+    same(blocks["mlp_out"]["bias"][i], average(f"h{i}/mlp_proj2/b"))
+  same(state.ema["norm"]["bias"], average("final_norm/b"))
+  same(state.ema["position"][2]["embedding"], average("pos_emb_2"))
+  rotation = average("sos_token/sos_rot")
+  transposition = average("sos_token/sos_tr")
+  same(state.ema["start"], rotation[0] + transposition[0])
+
+
+def test_averages_alone_are_read_and_the_file_is_recorded(
+  converted, monkeypatch
+):
+  workdir, arrays = converted
+  path = workdir.parent / "weights.npz"
+  read = []
+  get = np.lib.npyio.NpzFile.__getitem__
+
+  def spy(self, name):
+    read.append(name)
+    return get(self, name)
+
+  monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
+  _, about = released.load(str(path))
+  averages = [name for name in arrays if name.endswith("/Ema/ema:0")]
+  assert sorted(read) == sorted([*averages, "best_val_loss:0"])
+
+  start = metrics.read(workdir)[0]
+  assert start == start | about
+  assert start["file"] == str(path)
+  assert start["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def test_convert_needs_no_data(tmp_path, capfd):
   """Nor does sampling; other commands say in a line which they need."""
   text = text_of(tmp_path)
   run = tmp_path / "a run"
+  workdir = f"--workdir={run}"
   path = made_of(runs.text(text), tmp_path)
   moved = text.rename(tmp_path / "moved.txt")
-  assert runs.command(SCRIPT, path, f"--workdir={run}") == 0
+  assert runs.command(SCRIPT, path, workdir) == 0
   out = capfd.readouterr().out
-
   assert out == (
     f"starts from {path}\nto evaluate: python eval.py '--workdir={run}'\n"
   )
-  found, expected = open_run(run).restore(), exported.load(path)
-  assert int(found.step) == 0
-  for params in found.params, found.ema:
-    jax.tree.map(np.testing.assert_array_equal, params, expected.params)
+
+  state = open_run(run).restore()
+  expected = exported.load(path).params
+  assert int(state.step) == 0
+  assert runs.arrays(state.params) == runs.arrays(expected)
+  assert runs.arrays(state.ema) == runs.arrays(expected)
   assert open_run(run).saved.describe(0)["data"] is None
   assert (run / "patterns.png").exists()
 
   sample = "sparse_transformer/sample.py"
-  workdir = f"--workdir={run}"
   assert runs.command(sample, workdir, "--num=2") == 0
-
   assert "2 samples of converted weights in" in capfd.readouterr().out
   assert "<td>trained</td><td>converted weights</td>" in runs.report(run)
   capfd.readouterr()
   assert runs.command("eval.py", workdir) == 1
   assert "data.path is not set" in capfd.readouterr().err
 
-  data_path = f"--config.data.path={moved}"
-  assert runs.command("eval.py", workdir, data_path) == 0
+  assert runs.command("eval.py", workdir, f"--config.data.path={moved}") == 0
   out, err = capfd.readouterr()
-
   assert json.loads(out)["tokens"] == len(moved.read_bytes()) // 4
   assert "test, converted weights: " in err
+
   # Weights on unknown data are trained on any that fit.
-  changes = {"data.path": str(moved), "train.steps": 2}
+  changes = {
+    "data.path": str(moved),
+    "train.steps": 2,
+  }
   config = open_run(run).experiment.config.replace(**changes)
   loop.train(config, run, allow_changes=True)
   assert open_run(run).saved.describe(2)["data"]["symbols"] == 760
@@ -269,14 +286,17 @@ def test_overrides_are_of_the_config_in_the_file(tmp_path, capfd):
   words = f"--config.data.path={text}", "--config.attention.pattern=dense"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
   config = open_run(run).experiment.config
-  assert (config.data.length, config.data.path) == (32, str(text))
+  assert config.data.length == 32
+  assert config.data.path == str(text)
   assert config.attention.pattern == "dense"
+
   line = capfd.readouterr().out.splitlines()[0]
   assert line == (
     f"starts from {path}; attention: attention.pattern=dense here, but strided"
     " there"
   )
-  assert runs.scores(capfd, run)[0]["overrides"] == {}
+  (score,) = runs.scores(capfd, run)
+  assert score["overrides"] == {}
 
 
 def test_config_file_is_kept_with_the_run(tmp_path, capfd):
@@ -289,20 +309,20 @@ def test_config_file_is_kept_with_the_run(tmp_path, capfd):
   )
   words = f"--config={file}", "--config.eval.batch_size=4"
   assert runs.command(SCRIPT, path, f"--workdir={run}", *words) == 0
-
   assert (run / "config.py").read_bytes() == file.read_bytes()
   config = open_run(run).experiment.config
-  assert (config.attention.stride, config.eval.batch_size) == (2, 4)
+  assert config.attention.stride == 2
+  assert config.eval.batch_size == 4
   assert "attention.stride=2 here, but 4 there" in capfd.readouterr().out
 
 
 @pytest.mark.soak
 def test_converted_run_is_like_any(converted, tmp_path, capfd):
-  workdir = converted[0]
+  workdir, _ = converted
   file = tmp_path / "x.safetensors"
   (result,) = runs.scores(capfd, workdir, "--split=validation")
-
   assert result["in_training"] == pytest.approx(1.9375 / np.log(2))
+
   words = dict(
     sample="--num=1",
     explain="--example=0",
@@ -311,19 +331,25 @@ def test_converted_run_is_like_any(converted, tmp_path, capfd):
   for name, word in words.items():
     script = f"sparse_transformer/{name}.py"
     assert runs.command(script, f"--workdir={workdir}", word) == 0
+
   again = tmp_path / "again"
-  tuned = tmp_path / "tuned"
   data_path = f"--config.data.path={workdir.parent / 'images.npy'}"
   assert runs.command(SCRIPT, file, f"--workdir={again}", data_path) == 0
   (same,) = runs.scores(capfd, again, "--split=validation")
-
   assert same["bits_per_dim"] == result["bits_per_dim"]
   assert "in_training" not in same
-  changes = {"train.init_from": str(workdir), "train.steps": 10}
-  changes |= {"optimizer.warmup_steps": 1, "train.log_every": 1}
-  loop.train(open_run(workdir).experiment.config.replace(**changes), tuned)
-  nats = [x["nats"] for x in metrics.read(tuned) if x["split"] == "train"]
 
+  changes = {
+    "train.init_from": str(workdir),
+    "train.steps": 10,
+    "optimizer.warmup_steps": 1,
+    "train.log_every": 1,
+  }
+  config = open_run(workdir).experiment.config.replace(**changes)
+  tuned = tmp_path / "tuned"
+  loop.train(config, tuned)
+  lines = metrics.read(tuned)
+  nats = [line["nats"] for line in lines if line["split"] == "train"]
   assert len(nats) == 10
   assert nats[-1] < nats[0]
 

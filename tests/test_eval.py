@@ -39,11 +39,25 @@ def workdir(tmp_path_factory):
   return folder / "run"
 
 
+def copy_of(workdir, folder):
+  """A copy of a run that a test may change, without its scores."""
+  without = shutil.ignore_patterns("evaluations")
+  return shutil.copytree(workdir, folder / "run", ignore=without)
+
+
+def assert_added(folder, before):
+  """Checks that files of scores were added and none changed; returns them."""
+  now = runs.files(folder / "evaluations")
+  assert now | before == now
+  return now.keys() - before.keys()
+
+
 def with_random_params(state):
-  rng = np.random.default_rng(0)
+  random = np.random.default_rng(0)
 
   def draw(x):
-    return np.asarray(0.1 * rng.normal(size=x.shape), x.dtype)
+    drawn = 0.1 * random.normal(size=x.shape)
+    return drawn.astype(x.dtype)
 
   params = jax.tree.map(draw, state.params)
   return dataclasses.replace(
@@ -56,30 +70,37 @@ def with_random_params(state):
 def test_every_step_is_scored_with_every_context(workdir, capfd):
   found = scores(capfd, workdir, "--min_context=0,7,31", "--step=all")
   asked = [(line["step"], line["min_context"]) for line in found]
-
-  assert asked == [(step, m) for step in (2, 4) for m in (0, 7, 31)]
+  assert asked == [(2, 0), (2, 7), (2, 31), (4, 0), (4, 7), (4, 31)]
   assert len({line["tokens"] for line in found}) == 1
   assert len({line["bits_per_dim"] for line in found}) == 6
+
   again = scores(capfd, workdir, "--step=2,4", "--min_context=7")
-  assert again == [line for line in found if line["min_context"] == 7]
-  assert scores(capfd, workdir) == [found[3]]  # the last step, no context
+  assert again == [found[1], found[4]]
+  (last,) = scores(capfd, workdir)
+  assert last == found[3]  # the last step, no context
+
   (raw,) = scores(capfd, workdir, "--weights=params")
   assert raw["weights"] == "params"
-  assert found[3]["weights"] == "ema"
-  assert raw["bits_per_dim"] != found[3]["bits_per_dim"]
+  assert last["weights"] == "ema"
+  assert raw["bits_per_dim"] != last["bits_per_dim"]
+
   words = "--split=validation", "--config.eval.sequences=0"  # it scored 8
-  assert "in_training" not in scores(capfd, workdir, *words)[0]
+  (whole,) = scores(capfd, workdir, *words)
+  assert "in_training" not in whole
 
 
 def test_contexts_share_one_compilation(workdir, monkeypatch):
   made = []
   make_losses = step_lib.make_losses
-  spy = lambda apply: made.append(make_losses(apply)) or made[-1]
+
+  def spy(apply):
+    made.append(make_losses(apply))
+    return made[-1]
+
   monkeypatch.setattr(step_lib, "make_losses", spy)
   words = "--min_context=16,24,28,31", "--step=2,4"
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   (losses,) = made
-
   assert losses._cache_size() == 1
 
 
@@ -113,24 +134,26 @@ def test_products_of_float32_are_not_rounded(workdir, monkeypatch):
 
 
 def test_best_step_is_the_best_validated_in_training(workdir, tmp_path, capfd):
-  folder = shutil.copytree(workdir, tmp_path / "run")
-  for step, bits in (
-    (4, 4.5),
-    (2, float("nan")),
-    (2, 3.5),
-  ):
-    about = folder / "checkpoints" / str(step) / "about" / "metadata"
-    content = json.loads(about.read_text()) | {"validation": bits}
-    about.write_text(json.dumps(content))
-    files = about.parents[1] / "files.json"
-    crc = {"about/metadata": store.files.crc32(about)}
-    files.write_text(json.dumps(json.loads(files.read_text()) | crc))
-    best = 2 if bits == 3.5 else 4  # NaN does not count as a score
-    assert step == 4 or store.Saved(folder).find("best") == best
-  assert [x["step"] for x in scores(capfd, folder, "--step=best")] == [2]
-  words = "sparse_transformer/sample.py", f"--workdir={folder}", "--num=1"
-  assert runs.command(*words, "--step=best") == 0
+  folder = copy_of(workdir, tmp_path)
 
+  def validate(step, bits):
+    checkpoint = folder / "checkpoints" / str(step)
+    metadata = checkpoint / "about" / "metadata"
+    content = json.loads(metadata.read_text()) | {"validation": bits}
+    metadata.write_text(json.dumps(content))
+    listed = json.loads((checkpoint / "files.json").read_text())
+    listed["about/metadata"] = store.files.crc32(metadata)
+    (checkpoint / "files.json").write_text(json.dumps(listed))
+    return store.Saved(folder).find("best")
+
+  assert validate(4, 4.5) == 4
+  assert validate(2, math.nan) == 4  # NaN does not count as a score
+  assert validate(2, 3.5) == 2
+  (best,) = scores(capfd, folder, "--step=best")
+  assert best["step"] == 2
+
+  words = f"--workdir={folder}", "--num=1", "--step=best"
+  assert runs.command("sparse_transformer/sample.py", *words) == 0
   assert "of step 2 in" in capfd.readouterr().out
 
 
@@ -138,18 +161,16 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
   workdir, tmp_path, capfd
 ):
   """Neither its file nor the report passes it off as the run's own."""
-  others = shutil.ignore_patterns("evaluations")
-  folder = shutil.copytree(workdir, tmp_path / "run", ignore=others)
+  folder = copy_of(workdir, tmp_path)
   (own,) = scores(capfd, folder)
-  saved = runs.files(folder / "evaluations")
+  names = runs.files(folder / "evaluations").keys()
   # Changes that leave scores the same are not overrides.
   same = "--config.attention.backend=dense", "--config.eval.batch_size=7"
   (again,) = scores(capfd, folder, *same)
-
-  assert runs.files(folder / "evaluations").keys() == saved.keys()
+  before = runs.files(folder / "evaluations")
+  assert before.keys() == names
   assert own["overrides"] == again["overrides"] == {}
 
-  saved = runs.files(folder / "evaluations")
   settings = {
     "attention.pattern": "Local(2)",
     "model.dtype": "float16",
@@ -158,39 +179,31 @@ def test_score_under_overrides_is_apart_from_that_of_the_run(
     (other,) = scores(capfd, folder, f"--config.{name}={value}")
     assert other["overrides"] == {name: value}
     assert other["bits_per_dim"] != own["bits_per_dim"]
-
-  now = runs.files(folder / "evaluations")
-
-  assert now | saved == now
-  assert len(now) == 3 * len(saved)
+  assert len(assert_added(folder, before)) == 2 * len(before)
 
   page = runs.report(folder)
   (table,) = re.findall("(?s)<h2>Evaluation</h2>.*?</table>", page)
   rows = [re.findall("<td>(.*?)</td>", row) for row in table.splitlines()]
-  ends = [row[-2] for row in rows if row]
-
-  assert ends[0] == ""
-  assert len(ends) == 3
-  assert {*ends[1:]} == {f"{k}={v}" for k, v in settings.items()}
+  first, *others = (row[-2] for row in rows if row)
+  assert first == ""
+  assert sorted(others) == [f"{name}={x}" for name, x in settings.items()]
 
 
 def test_first_examples_are_scored_apart(workdir, tmp_path, capfd):
-  folder = shutil.copytree(workdir, tmp_path / "run")
+  folder = copy_of(workdir, tmp_path)
   words = "--min_context=7", "--split=validation"
   (whole,) = scores(capfd, folder, *words)
-  saved = runs.files(folder / "evaluations")
+  before = runs.files(folder / "evaluations")
   (part,) = scores(capfd, folder, *words, "--examples=2")
-
   assert part["examples"] == 2
   assert part["tokens"] == 32 + 25
   assert part["overrides"] == dict(examples=2)
   assert part["bits_per_dim"] != whole["bits_per_dim"]
-  now = runs.files(folder / "evaluations")
-  assert now | saved == now
-  new = {"validation-step4-context7-ema-examples2.json"}
-  assert {x for x in now.keys() - saved.keys() if "png" not in x} == new
-  (all_,) = scores(capfd, folder, *words, f"--examples={whole['examples']}")
-  assert all_["bits_per_dim"] == whole["bits_per_dim"]
+
+  new = {x for x in assert_added(folder, before) if "png" not in x}
+  assert new == {"validation-step4-context7-ema-examples2.json"}
+  (every,) = scores(capfd, folder, *words, f"--examples={whole['examples']}")
+  assert every["bits_per_dim"] == whole["bits_per_dim"]
 
 
 def test_sentence_has_as_many_digits_as_are_known():
@@ -215,7 +228,11 @@ def test_sentence_has_as_many_digits_as_are_known():
     " attention.pattern=dense"
   )
   for unknown in None, math.nan:
-    score = dataclasses.replace(score, standard_error=unknown, overrides={})
+    score = dataclasses.replace(
+      score,
+      standard_error=unknown,
+      overrides={},
+    )
     line = "test, step 1,000: 1.5123 bits/dim, 200 images"
     assert score.sentence() == line
 
@@ -248,34 +265,30 @@ def write_other(name, folder, seed):
   "name", ["bytes", *(soak(x) for x in small_data.SUFFIXES if x != "bytes")]
 )
 def test_other_data_are_scored_apart(name, tmp_path, capfd):
-  folders = []
+  folder = tmp_path / "run0"
   paths = []
   found = []
   for seed in range(2):
     path, config = write_other(name, tmp_path / f"data{seed}", seed)
-    folder = tmp_path / f"run{seed}"
-    runs.untrained(folder, config, with_random_params)
+    workdir = tmp_path / f"run{seed}"
+    runs.untrained(workdir, config, with_random_params)
     paths.append(path)
-    folders.append(folder)
-    found += scores(capfd, folder)
+    found += scores(capfd, workdir)
 
-  saved = runs.files(folders[0] / "evaluations")
-  (other,) = scores(capfd, folders[0], f"--config.data.path={paths[1]}")
-
-  assert other["bits_per_dim"] == found[1]["bits_per_dim"]
-  assert other["bits_per_dim"] != found[0]["bits_per_dim"]
+  own, of_other = found
+  before = runs.files(folder / "evaluations")
+  (other,) = scores(capfd, folder, f"--config.data.path={paths[1]}")
+  assert other["bits_per_dim"] == of_other["bits_per_dim"]
+  assert other["bits_per_dim"] != own["bits_per_dim"]
   assert other["overrides"]["data.path"] == str(paths[1])
   assert other["overrides"]["data"]["crc32"]
-  now = runs.files(folders[0] / "evaluations")
-  assert now | saved == now
-  assert len(now) == 2 * len(saved)
+  assert len(assert_added(folder, before)) == len(before)
 
   # In another place, the same data are the run's own.
   paths[0].parent.rename(tmp_path / "moved")
-  word = f"--config.data.path={tmp_path / 'moved' / paths[0].name}"
-  (moved,) = scores(capfd, folders[0], word)
-
-  assert moved | dict(command="") == found[0] | dict(command="")
+  path = tmp_path / "moved" / paths[0].name
+  (moved,) = scores(capfd, folder, f"--config.data.path={path}")
+  assert moved | dict(command="") == own | dict(command="")
 
 
 def test_text_of_another_source_is_scored_in_other_parts(workdir, capfd):
@@ -297,48 +310,45 @@ def test_bits_by_position_are_written_and_drawn(workdir, capfd):
   assert runs.command("eval.py", f"--workdir={workdir}", *words) == 0
   out, err = capfd.readouterr()
   result = json.loads(out)
-  assert err.endswith(f", {result['tokens']} bytes, min_context=9\n")
+  size = result["tokens"]
+  assert err.endswith(f", {size} bytes, min_context=9\n")
+
   stem = workdir / "evaluations" / "validation-step4-context9-ema"
   saved = json.loads(stem.with_suffix(".json").read_text())
   bits = saved["by_position"]
-
   assert saved["config"]["data"]["length"] == 32
   assert saved == saved | result
   assert len(bits) == 32
 
   # Windows start at 0, 23, ...: how often each position counts.
-  size = result["tokens"]
-  counts = [
-    sum(1 for i in range(0, size, 23) if i + p < size and (i == 0 or p >= 9))
-    for p in range(32)
-  ]
-  total = np.dot(bits, counts) / size
-
-  assert total == pytest.approx(result["bits_per_dim"], abs=1e-5)
+  counts = np.zeros(32)
+  for start in range(0, size, 23):
+    first = 9 if start else 0
+    counts[first : size - start] += 1
+  mean = np.dot(bits, counts) / size
+  assert mean == pytest.approx(result["bits_per_dim"], abs=1e-5)
   assert stem.with_suffix(".png").stat().st_size > 1000
 
 
 def test_untrained_network_scores_the_size_of_its_alphabet(tmp_path, capfd):
   runs.untrained(tmp_path / "digits", runs.tiny())
   (result,) = scores(capfd, tmp_path / "digits")
-
   assert result["bits_per_dim"] == pytest.approx(math.log2(17), abs=1e-6)
-  name = "digits/evaluations/test-step0-context0-ema.png"
-  assert (tmp_path / name).stat().st_size > 1000
+  picture = "digits/evaluations/test-step0-context0-ema.png"
+  assert (tmp_path / picture).stat().st_size > 1000
   assert result["step"] == 0
   assert result["examples"] == 200
   assert not result.keys() & {"by_channel", "optimum"}  # digits are gray
 
   path = tmp_path / "text"
-  context = "--min_context=0,20"
   path.write_bytes(np.random.RandomState(0).bytes(500))
-  runs.untrained(tmp_path / "run", runs.text(path))
-  assert runs.command("eval.py", f"--workdir={tmp_path / 'run'}", context) == 0
+  run = runs.untrained(tmp_path / "run", runs.text(path))
+  context = "--min_context=0,20"
+  assert runs.command("eval.py", f"--workdir={run}", context) == 0
   said = capfd.readouterr().err.splitlines()
   ends = [x.rpartition(", ")[2] for x in said if x.startswith("test, ")]
-
   assert ends == ["min_context=0", "min_context=20"]
-  for result in scores(capfd, tmp_path / "run", context):
+  for result in scores(capfd, run, context):
     assert result["bits_per_dim"] == pytest.approx(8, abs=1e-6)
     assert result["tokens"] == 125
     assert result["unit"] == "bits/byte"
@@ -348,13 +358,11 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
   images = np.random.RandomState(0).randint(0, 17, (9, 2, 2, 3), np.uint8)
   source = data.Images((2, 2, 3), 17, lambda: dict.fromkeys(SPLITS, images))
   monkeypatch.setattr(Experiment, "source", source)
-  config = runs.tiny(
-    **{
-      "attention.stride": 4,
-      "attention.window": 4,
-    }
-  )
-  runs.untrained(tmp_path, config, with_random_params)
+  changes = {
+    "attention.stride": 4,
+    "attention.window": 4,
+  }
+  runs.untrained(tmp_path, runs.tiny(**changes), with_random_params)
   run = open_run(tmp_path)
   score = evaluate(run, run.restore(), ScoreRequest(weights="params"))
   assert len(set(score.by_channel)) == 3
@@ -363,15 +371,16 @@ def test_images_are_scored_by_channel(tmp_path, monkeypatch):
 
 
 def test_score_that_cannot_be_written_is_printed(workdir, tmp_path, capfd):
-  run = shutil.copytree(workdir, tmp_path / "run")
-  shutil.rmtree(run / "evaluations", ignore_errors=True)
+  run = copy_of(workdir, tmp_path)
   (run / "evaluations").touch()
-
   assert runs.command("eval.py", f"--workdir={run}", "--step=all") == 1
   out, err = capfd.readouterr()
-  assert len(err.splitlines()) == len(out.splitlines()) + 1 > 2  # sentences
-  assert all(json.loads(x)["bits_per_dim"] for x in out.splitlines())
-  assert "the score cannot be written" in err and "evaluations'" in err
+  printed = out.splitlines()
+  assert len(printed) > 1
+  assert len(err.splitlines()) == len(printed) + 1  # sentences
+  assert all(json.loads(line)["bits_per_dim"] for line in printed)
+  assert "the score cannot be written" in err
+  assert "evaluations'" in err
 
 
 def test_other_data_are_rejected(workdir, tmp_path, capfd, monkeypatch):

@@ -156,11 +156,12 @@ def test_other_value_of_a_field_is_used_or_is_an_error_that_names_it(rounds):
   for group, fields in settings.items():
     for name, old in list(fields.items()) * rounds:
       value = other_value(rng, old)
-      changed = settings | {group: fields | {name: value}}
+      changed = fields | {name: value}
       try:
-        experiment = Experiment(ConfigDict(changed))
+        experiment = Experiment(ConfigDict(settings | {group: changed}))
         _ = experiment.source, experiment.model
         make_optimizer(experiment.config)
       except (ValueError, OSError) as error:
-        assert name in str(error) or group == "attention", (name, value, error)
-        assert len(str(error)) < 2000
+        message = str(error)
+        assert name in message or group == "attention", (name, value, message)
+        assert len(message) < 2000

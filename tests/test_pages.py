@@ -1,5 +1,6 @@
 """Laws of README and docs: links, order, names, code, numbers."""
 
+import itertools
 import json
 import re
 import subprocess
@@ -33,14 +34,21 @@ def lines_of(page):
       yield number, line
 
 
+DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')  # a flag
+
+
+def text_of(paths):
+  return "\n".join(path.read_text() for path in paths)
+
+
 def links_of(page):
   """(path, anchor) of the links to files of the repository."""
   text = page.read_text()
   if page.suffix == ".ipynb":
-    cells = json.loads(text)["cells"]
-    text = "\n".join(
-      "".join(x["source"]) for x in cells if x["cell_type"] == "markdown"
-    )
+    text = ""
+    for cell in json.loads(page.read_text())["cells"]:
+      if cell["cell_type"] == "markdown":
+        text += "".join(cell["source"]) + "\n"
 
   for link in re.findall(r"\]\(([^)]*)\)", text):
     if not link.startswith("http"):
@@ -50,38 +58,50 @@ def links_of(page):
 
 def anchors_of(page):
   """What links to headings end in."""
-  titles = (x.strip("# ").lower() for _, x in lines_of(page) if x[:1] == "#")
-  return {re.sub(r"[^\w\s-]", "", x).replace(" ", "-") for x in titles}
+  anchors = set()
+  for _, line in lines_of(page):
+    if line.startswith("#"):
+      words = re.sub(r"[^\w\s-]", "", line.strip("# ").lower())
+      anchors.add(words.replace(" ", "-"))
+  return anchors
 
 
 @pytest.mark.parametrize("page", PAGES + NOTEBOOKS, ids=name_of)
 def test_links_of_a_page_lead_somewhere(page):
-  broken = [
-    f"{path.name}#{anchor}"
-    for path, anchor in links_of(page)
-    if not path.exists() or (anchor and anchor not in anchors_of(path))
-  ]
+  broken = []
+  for path, anchor in links_of(page):
+    if not path.exists() or (anchor and anchor not in anchors_of(path)):
+      broken.append(f"{path.name}#{anchor}")
   assert broken == []
 
 
 def test_pages_have_one_order_in_index_and_navigation_and_links():
   index = DOCS / "README.md"
   pages = [path for path, _ in links_of(index)][1:]  # after the README
-
   assert sorted(pages) == sorted({*SITE, *NOTEBOOKS} - {index})
+
   # Notebooks are also pages of the site.
   names = [page.with_suffix(".md").name for page in (index, *pages)]
-  assert re.findall(r": (\w+\.md)", (REPO / "mkdocs.yml").read_text()) == names
-  for page, following in zip(pages, [*pages[1:], None], strict=True):
+  navigation = (REPO / "mkdocs.yml").read_text()
+  assert re.findall(r": (\w+\.md)", navigation) == names
+
+  for page, following in itertools.pairwise([*pages, None]):
     links = [path for path, _ in links_of(page)]
     assert index in links[-2:], f"{page.name} lacks a link to the index"
-    assert not following or links[-1] == following, f"{page.name}: wrong next"
+    is_next = following in (None, links[-1])
+    assert is_next, f"{page.name}: wrong next"
 
 
-RECORDED = "README", "docs/evidence", "docs/speed", "docs/accelerators"
-
-
-@pytest.mark.parametrize("name", [*RECORDED, "docs/kernels"])
+@pytest.mark.parametrize(
+  "name",
+  [
+    "README",
+    "docs/evidence",
+    "docs/speed",
+    "docs/accelerators",
+    "docs/kernels",
+  ],
+)
 def test_no_number_of_a_page_is_typed_by_hand(name):
   """Results come from records, by make results."""
   text = (REPO / f"{name}.md").read_text()
@@ -93,14 +113,18 @@ def test_no_number_of_a_page_is_typed_by_hand(name):
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_what_exists(page):
   text = re.sub(r"(?ms)^```diff$.*?^```$", "", page.read_text())
+  missing = []
   scripts = re.findall(r"python ([\w/]+\.py)", text)
   scripts += re.findall(r"\b(?:configs|benchmarks)/\w+\.py", text)
   scripts += re.findall(r"(?:sparse_transformer|tests|docs)/[\w/]+\.\w+", text)
-  missing = [x for x in scripts if "NAME" not in x and not (REPO / x).exists()]
+  for script in scripts:
+    if "NAME" not in script and not (REPO / script).exists():
+      missing.append(script)
+
   for module in re.findall(r"python -m ([\w.]+)(?<!NAME)", text):
     path = REPO / module.replace(".", "/")
-    files = path.with_suffix(".py"), path / "__main__.py"
-    if not any(file.exists() for file in files):
+    is_script = path.with_suffix(".py").exists()
+    if not is_script and not (path / "__main__.py").exists():
       missing.append(module)
 
   makefile = (REPO / "Makefile").read_text()
@@ -113,36 +137,34 @@ def test_page_names_only_what_exists(page):
 
 def test_what_is_installed_is_said_before():
   """As pip says nothing for minutes."""
-  command = "make", "-n", "-B", ".venv/installed", ".venv/docs/installed"
+  targets = [".venv/installed", ".venv/docs/installed"]
   done = subprocess.run(
-    [*command, "PYTHON=python"],
+    ["make", "-n", "-B", *targets, "PYTHON=python"],
     cwd=REPO,
     capture_output=True,
     text=True,
   )
   lines = re.findall("(?m)^(echo|.*pip install).*", done.stdout)
-
   assert [x.startswith("echo") for x in lines] == [True, False] * 2
   assert re.search("echo .*requirements.txt.* about [0-9]+ MB", done.stdout)
 
 
 def test_every_flag_and_source_is_on_a_page():
-  text = "\n".join(page.read_text() for page in PAGES)
-  code = "\n".join(path.read_text() for path in CODE)
-  flags = re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code)
-  named = [rf"--(no)?{flag}\b" for flag in flags]
-  named += [f"`{source}`" for source in SOURCES]
-  assert [x for x in named if not re.search(x, text)] == []
+  text = text_of(PAGES)
+  flags = DEFINED.findall(text_of(CODE))
+  names = [rf"--(no)?{flag}\b" for flag in flags]
+  names += [f"`{source}`" for source in SOURCES]
+  assert [name for name in names if not re.search(name, text)] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_flags_and_fields_that_exist(page):
   benchmarks = (REPO / "benchmarks").rglob("*.py")
-  code = "\n".join(path.read_text() for path in (*CODE, *benchmarks))
-  known = set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', code))
-  negated = re.findall(r'DEFINE_bool\(\s*"(\w+)"', code)
-  known |= {f"no{flag}" for flag in negated}
-  known |= set(re.findall(r'add_argument\(\s*"--([\w-]+)"', code)) | {"help"}
+  code = text_of([*CODE, *benchmarks])
+  known = {"help", "verbosity", "xla_gpu_deterministic_ops"}
+  known |= {*DEFINED.findall(code)}
+  known |= {f"no{x}" for x in re.findall(r'DEFINE_bool\(\s*"(\w+)"', code)}
+  known |= {*re.findall(r'add_argument\(\s*"--([\w-]+)"', code)}
   config = config_lib.get_config()
   # Flags of pip and of schedulers are not ours.
   text = re.sub(r"\b(pip|srun|sbatch|gcloud)\b.*", "", page.read_text())
@@ -152,7 +174,7 @@ def test_page_names_only_flags_and_fields_that_exist(page):
     if flag.startswith("config."):
       if group not in config or (field and field not in config[group]):
         unknown.append(flag)
-    elif flag not in known | {"verbosity", "xla_gpu_deterministic_ops"}:
+    elif flag not in known:
       unknown.append(flag)
 
   assert unknown == []
@@ -160,7 +182,7 @@ def test_page_names_only_flags_and_fields_that_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_page_names_only_tests_that_exist(page):
-  tests = "\n".join(p.read_text() for p in (REPO / "tests").rglob("*.py"))
+  tests = text_of((REPO / "tests").rglob("*.py"))
   named = re.findall(r"\b(test_\w+)(?![\w./])", page.read_text())
   assert [name for name in named if f"def {name}" not in tests] == []
 
@@ -189,9 +211,9 @@ def test_diffs_of_a_page_fit_the_files():
   page = (DOCS / "architecture.md").read_text()
   for block in re.findall(r"(?ms)^```diff\n(.*?)^```$", page):
     assert block.count("\n") <= 30
-    for path, lines in re.findall(
-      r"(?ms)^\+{3} (\S+)\n(.*?)(?=^\+{3} |\Z)", block
-    ):
-      old = [x[1:] for x in lines.splitlines() if x[:1] in "- "]
+    files = re.findall(r"(?ms)^\+{3} (\S+)\n(.*?)(?=^\+{3} |\Z)", block)
+    for path, diff in files:
+      old = [line[1:] for line in diff.splitlines() if line[:1] in "- "]
+      # As iterators go on where they stopped, lines are found in their order.
       text = iter((REPO / path).read_text().splitlines() if old else ())
-      assert [x for x in old if x not in text] == [], path
+      assert [line for line in old if line not in text] == [], path

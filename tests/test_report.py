@@ -27,6 +27,14 @@ def workdir(tmp_path_factory):
   return folder
 
 
+def train_on(folder, content):
+  """A run of no steps on a text, in FOLDER/text."""
+  path = folder / "text"
+  path.write_bytes(content)
+  train(runs.text(path, **{"train.steps": 0}), folder / "run")
+  return path
+
+
 def test_page_is_self_contained_and_contains_everything(workdir):
   page = runs.report(workdir)
   assert "http" not in page
@@ -35,8 +43,10 @@ def test_page_is_self_contained_and_contains_everything(workdir):
   assert "<td>2 steps, 1,024 tokens, 0.01 epochs, 0:0" in page
   for row in ("command</td><td>python", "machine</td><td>", "begun</td><td>20"):
     assert f"<td>{row}" in page
+
   # What differs from the defaults is shown, the rest is folded.
-  shown, _, folded = page.partition("<h2>Config")[2].partition("<details>")
+  settings = page.partition("<h2>Config")[2]
+  shown, _, folded = settings.partition("<details>")
   assert "<td>train.steps</td><td>2</td><td>100000</td>" in shown
   assert "<td>train.seed</td><td>0</td>" in folded
   for title in ("Evaluation", "Curves", "Patterns", "Samples", "Config"):
@@ -46,17 +56,15 @@ def test_page_is_self_contained_and_contains_everything(workdir):
 
   (path,) = (workdir / "evaluations").glob("*.json")
   bits = json.loads(path.read_text())["bits_per_dim"]
-
   assert f"{bits:.4f} bits/dim" in page
-  *_, line = [x for x in metrics.read(workdir) if x["split"] == "train"]
-  assert line["mfu"] == pytest.approx(line["model_flops_per_second"] / 1e12)
-  assert f"{100 * line['mfu']:.1f} %" in page
+  lines = [x for x in metrics.read(workdir) if x["split"] == "train"]
+  mfu = lines[-1]["mfu"]
+  assert mfu == pytest.approx(lines[-1]["model_flops_per_second"] / 1e12)
+  assert f"{100 * mfu:.1f} %" in page
 
 
 def test_page_shows_sampled_text_without_control_characters(tmp_path):
-  path = tmp_path / "text"
-  path.write_bytes(b"some <b>text</b> " * 50)
-  train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  train_on(tmp_path, b"some <b>text</b> " * 50)
   texts = b"<i>\x00\xff</i>", b"apart"
   (tmp_path / "run" / "samples.txt").write_bytes(RULE.join(texts))
   page = runs.report(tmp_path / "run")
@@ -66,13 +74,11 @@ def test_page_shows_sampled_text_without_control_characters(tmp_path):
 
 def test_page_says_what_the_run_was_trained_on(tmp_path):
   """Also after it was moved, and other data took its place."""
-  path = tmp_path / "text"
-  path.write_bytes(b"some text " * 50)
-  crc = f"{zlib.crc32(path.read_bytes()):08x}"
-  train(runs.text(path, **{"train.steps": 0}), tmp_path / "run")
+  content = b"some text " * 50
+  path = train_on(tmp_path, content)
+  crc = f"{zlib.crc32(content):08x}"
   about = f"bytes, {path}, 500 symbols, splits 250 + 125 + 125, crc32 {crc}"
   row = f"<td>data</td><td>{about}</td>"
-
   assert row in runs.report(tmp_path / "run")
   path.rename(tmp_path / "moved")
   assert row in runs.report(tmp_path / "run")
@@ -90,7 +96,6 @@ def test_page_lists_changes_of_the_config(workdir, tmp_path):
   path.write_text(json.dumps(change) + "\n")
   page = runs.report(copy)
   cells = "1", "attention.pattern", "&#x27;dense&#x27;", "&#x27;&lt;local&gt;"
-
   assert "</td><td>".join(cells) in page
   path.write_text("{}")
   assert runs.command("sparse_transformer/report.py", f"--workdir={copy}") == 1

@@ -56,10 +56,9 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
     The digests of all data.
 
   Raises:
-    ValueError or OSError: a run is impossible, two choices stand for the same
-      run or have different units, or keys differ and must not.
+    ValueError or OSError: a run is impossible, units differ, or keys differ and
+      must not.
   """
-  labels: dict[tuple, str] = {}  # different texts may give the same network
   sources: dict[schema.Data, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
@@ -75,13 +74,6 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
     _check_run(experiment)
 
     label = str(trial)
-    # Two choices with one network would only measure the noise between seeds.
-    other = labels.setdefault(_identity(experiment), label)
-    if other != label:
-      raise ValueError(
-        f"--vary: {other} and {label} are the same; leave one out"
-      )
-
     keys[label] = costs.keys_per_query(experiment.model)
     units[experiment.source.unit] = label
 
@@ -115,16 +107,6 @@ def _check_run(experiment):
     alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
     cpu = jax.devices("cpu")[0]
     warm_start.first_state(Experiment(alone, (cpu,), experiment.source))
-
-
-def _identity(experiment):
-  """What tells runs apart: the network, and all fields except attention's.
-
-  Texts of patterns do not, since several may describe the same network.
-  """
-  fields = schema.flatten(experiment.config)
-  rest = [x for x in fields.items() if not x[0].startswith("attention.")]
-  return experiment.model, tuple(rest)
 
 
 def _distinct(plan: Comparison) -> Iterable[Trial]:

@@ -1,15 +1,15 @@
 """The record of a comparison, see docs/compare.md; its tables and figure."""
 
 import json
-import math
 import pathlib
 import re
 import statistics
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
+from scipy import stats
 
 from sparse_transformer import atomic, patterns, tables
 from sparse_transformer.comparison.plan import Trial
@@ -161,13 +161,8 @@ def mean(
 ) -> dict[str, Any]:
   """The mean of values minus the mean of others, with a confidence interval.
 
-  With the variances `s²` of `n` values each, Welch's t-test has the standard
-  error
-
-    e = sqrt(s1²/n1 + s2²/n2)
-
-  and e⁴ / ((s1²/n1)² / (n1 - 1) + (s2²/n2)² / (n2 - 1)) degrees of freedom; no
-  equal variances are assumed (Welch 1947). Without `minus` this is Student's t.
+  The interval is that of Welch's t-test, which assumes no equal variances.
+  Without `minus`, it is that of Student's t-test.
 
   Args:
     values: at least one.
@@ -179,22 +174,18 @@ def mean(
   """
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
 
-  samples = [x for x in (values, minus) if x]
-  if min(map(len, samples)) < 2:
+  if 1 in (len(values), len(minus)):
     return dict(mean=center, error=None)
 
-  # The variance of the difference, and the denominator of Welch's formula.
-  total = 0.0
-  weight = 0.0
-  for sample in samples:
-    square = statistics.variance(sample) / len(sample)
-    total += square
-    weight += square**2 / (len(sample) - 1)
-
-  # Values without any variance have an error of 0, whatever the degrees are.
-  freedom = total**2 / weight if weight else 1
-  error = math.sqrt(total) * float(special.stdtrit(freedom, 0.975))
-  return dict(mean=center, error=error)
+  with warnings.catch_warnings():
+    # Values that are all equal have an error of 0; SciPy doubts its precision.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    if minus:
+      test = stats.ttest_ind(values, minus, equal_var=False)
+    else:
+      test = stats.ttest_1samp(values, 0)
+  low, high = test.confidence_interval()
+  return dict(mean=center, error=float(high - low) / 2)
 
 
 def write_record(path: pathlib.Path, record: Record) -> None:

@@ -82,7 +82,7 @@ class Directions(Option):
           directions[content] = layer.arrays[str(content)]
 
     keys = _share_queries(layer.patterns, inputs.q_BLHK, inputs.k_BLGK)
-    return inputs._replace(k_BLGK=keys).add_directions(directions)
+    return inputs._replace(k_BLGK=keys).add(directions=directions)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """Measures how far centroids are from the queries of their clusters.

@@ -43,8 +43,7 @@ class LearnedSpans(Option):
     # All distances of a full sequence, also where a single position runs.
     spans_H = self._spans(layer)
     bias_HD = ramps(spans_H, self.config.length)
-    keywords = inputs.keywords | dict(bias_HD=bias_HD)
-    return inputs._replace(keywords=keywords)
+    return inputs.add(bias_HD=bias_HD)
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """Measures `spans` [heads] and `span`, their mean.

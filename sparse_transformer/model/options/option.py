@@ -23,12 +23,10 @@ class Inputs(NamedTuple):
   v_BLGE: jax.Array
   keywords: dict[str, Any] = {}
 
-  def add_directions(self, directions: dict[Any, jax.Array]) -> "Inputs":
-    """Returns these inputs with the directions of more patterns."""
-    # New dicts: the default of `keywords` is shared by all inputs.
-    known = self.keywords.get("directions", {})
-    keywords = self.keywords | dict(directions=known | directions)
-    return self._replace(keywords=keywords)
+  def add(self, **keywords: Any) -> "Inputs":
+    """Returns these inputs with more keywords."""
+    # A new dict: the default of `keywords` is shared by all inputs.
+    return self._replace(keywords=self.keywords | keywords)
 
 
 class Layer(NamedTuple):

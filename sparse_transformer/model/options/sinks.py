@@ -25,5 +25,4 @@ class Sinks(Option):
     return dict(sinks=jnp.zeros(shape, jnp.float32))
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    sinks = dict(sinks_H=layer.arrays["sinks"])
-    return inputs._replace(keywords=inputs.keywords | sinks)
+    return inputs.add(sinks_H=layer.arrays["sinks"])

@@ -69,7 +69,6 @@ NAMED = {
   )
   for name in patterns.FACTORIZATIONS
 }
-LENGTH = 2048  # for which layouts are shown
 
 
 def write(folder: pathlib.Path = DOCS) -> None:
@@ -286,7 +285,7 @@ def _layouts():
   rows = []
   for name in patterns.PUBLISHED:
     factors = patterns.factorize(
-      name, stride=1, window=128, width=1, num_summaries=1, length=LENGTH
+      name, stride=1, window=128, width=1, num_summaries=1
     )
     runs = ((x, len([*group])) for x, group in itertools.groupby(factors))
     shown = (f"{count} `{x}`" if count > 1 else f"`{x}`" for x, count in runs)

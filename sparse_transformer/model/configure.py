@@ -192,7 +192,6 @@ def _assign(config, length):
     window=settings.window,
     width=settings.width,
     num_summaries=settings.num_summaries,
-    length=length,
   )
 
   is_named = factors or name in patterns_lib.PUBLISHED

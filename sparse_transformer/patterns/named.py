@@ -44,12 +44,8 @@ PUBLISHED = {
   "gemma3": 5 * "Local(1024), " + "Causal()",  # 512 in the smallest
   "olmo3": 3 * "Local(4096), " + "Causal()",  # its config on Hugging Face
   "cohere2": 3 * "Local(4096), " + "Causal()",  # the same
-  "mimo_v2_flash": 5 * "Local(128), " + "Causal()",  # arXiv 2601.02780, 2
   "llama4": 3 * "Block(8192), " + "Causal()",
-  # dev/LOG.md in karpathy/nanochat, 11 January 2026; later a quarter.
-  "nanochat": 3 * "Local({half}), " + "Causal()",
 }
-DENSE_LAYERS = {"mimo_v2_flash": 0, "nanochat": -1}  # beside those in turn
 MODES = ("interleaved", "merged", "heads")
 
 MAX_CHARACTERS = 4000  # functions that recurse would exceed Python's limit
@@ -66,7 +62,6 @@ def factorize(
   width: int = 0,
   num_summaries: int = 1,
   head: int = 0,
-  length: int = 0,
 ) -> tuple[Pattern, ...]:
   """Returns the factors of a name, or of an expression, for one head.
 
@@ -87,7 +82,6 @@ def factorize(
     width: positions in a summary.
     num_summaries: how many are distinct; head h has number h % num_summaries.
     head: index of the head.
-    length: positions in a sequence, which `nanochat` requires.
 
   Raises:
     ValueError: a setting that the name uses is out of range, or the text is not
@@ -97,9 +91,6 @@ def factorize(
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")
   Block(8), Summary(8, 2, shift=1)
   """
-  if name == "nanochat" and length < 2:
-    raise ValueError(f"pattern 'nanochat' requires {length=} to be at least 2")
-
   # A text that is no name is an expression, which has no settings.
   text = (FACTORIZATIONS | PUBLISHED).get(name)
   if text is None:
@@ -113,7 +104,6 @@ def factorize(
       width=width,
       shift=head % num_summaries,
       last=stride - 1,
-      half=length // 2 + 1,
     )
 
   # Where a factor lists several patterns, heads take turns.
@@ -131,7 +121,6 @@ def assign(
   window: int = 0,
   width: int = 0,
   num_summaries: int = 1,
-  length: int = 0,
 ) -> tuple[tuple[Pattern, ...], ...]:
   """Assigns factors to layers and heads: Child et al. 2019, section 4.2.
 
@@ -142,7 +131,7 @@ def assign(
       h % num_factors.
     num_layers, num_heads: size of the network.
     cycle: order of the factors in mode "interleaved"; () stands for 0, 1, ...
-    stride, window, width, num_summaries, length: as in `factorize`.
+    stride, window, width, num_summaries: as in `factorize`.
 
   Returns:
     A tuple (layers) of tuples (heads) of patterns.
@@ -166,7 +155,6 @@ def assign(
     window=window,
     width=width,
     num_summaries=num_summaries,
-    length=length,
   )
 
   num_factors = len(factors_of())
@@ -197,11 +185,7 @@ def assign(
 
   # By factor, then by head, since a layer uses one factor in all heads.
   rows = list(zip(*factors, strict=True))
-  layers = [rows[cycle[layer % len(cycle)]] for layer in range(num_layers)]
-  # The last factor of these is dense.
-  if name in DENSE_LAYERS and layers:
-    layers[DENSE_LAYERS[name]] = rows[-1]
-  return tuple(layers)
+  return tuple(rows[cycle[layer % len(cycle)]] for layer in range(num_layers))
 
 
 def bidirectional(pattern: Pattern) -> Pattern:
@@ -334,7 +318,7 @@ def _evaluate(node, text):
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
     case ast.Name(name) if name in FACTORIZATIONS | PUBLISHED:
       # An example with usual sizes, to be changed.
-      factors = factorize(name, stride=128, window=128, width=32, length=2048)
+      factors = factorize(name, stride=128, window=128, width=32)
       between = " or " if name in PUBLISHED else " | "
       expression = between.join(dict.fromkeys(map(str, factors)))
       raise ValueError(

@@ -103,14 +103,12 @@ def test_heads_of_one_factor_use_the_summaries_from_the_first():
     ("gemma3", [1024] * 5 + [0, 1024]),
     ("olmo3", [4096] * 3 + [0] + [4096] * 3),
     ("cohere2", [4096] * 3 + [0] + [4096] * 3),
-    ("mimo_v2_flash", [0] + [128] * 4 + [0, 128]),
     ("llama4", [8192] * 3 + [0] + [8192] * 3),
-    ("nanochat", [51] * 3 + [0] + [51] * 2 + [0]),
   ],
 )
 def test_layers_of_a_layout_have_its_windows_in_turn(name, expected):
   """Windows or blocks; 0 for dense layers."""
-  layers = assign(name, "interleaved", 7, 1, length=100)
+  layers = assign(name, "interleaved", 7, 1)
 
   def sizes(p):
     return getattr(p, "window", getattr(p, "size", 0))
@@ -125,13 +123,6 @@ def test_a_name_requires_only_the_settings_that_it_uses():
       patterns.factorize(name)
   with refused("num_summaries=0 must be at least 1"):
     patterns.factorize("fixed", stride=8, width=2, num_summaries=0)
-
-
-def test_nanochat_requires_the_length():
-  with refused("nanochat.*length"):
-    assign("nanochat", "interleaved", 2, 1)
-  with refused("nanochat"):
-    patterns.parse("nanochat | Local(3)")
 
 
 def deepspeed_layout(num_blocks, local, width, num_patterns, head):
@@ -222,7 +213,6 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
     ("Global(3) | strided", r"write Local\(128\) \| Strided\(128\)$"),
     ("strided_target", r"write Local\(128\) \| Strided\(128, offset=1\)$"),
     ("gemma3", r"write Local\(1024\) or Causal\(\)$"),
-    ("nanochat", r"write Local\(1025\) or Causal\(\)$"),
   ],
 )
 def test_a_name_in_an_expression_says_what_it_stands_for(text, words):

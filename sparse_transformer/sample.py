@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
   scans = source.scans
   labels = scans.labels(args.order)
   length = args.length or source.length
-  decoder = samples.decoder(experiment, args.cache, labels, length)
+  decoder = samples.decoder(experiment, labels, length)
   prompts = _prompts(source, length, labels)
   # Only examples to complete must be the run's.
   state = run.restore(with_data=args.given > 0)
@@ -180,5 +180,4 @@ if __name__ == "__main__":
   flags.DEFINE_integer("length", None, "Symbols; default: data.length.", 1)
   flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
   flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
-  flags.DEFINE_bool("cache", True, "Caches keys and values, else recomputes.")
   cli.run(main, cli.on_workdir)

@@ -57,7 +57,10 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Cached:
-  """A decoder that keeps the keys and values that later positions read."""
+  """A decoder that keeps the keys and values that later positions read.
+
+  Its network must have no documents.
+  """
 
   config: Config
   labels: tuple[int, ...] = ()
@@ -65,11 +68,6 @@ class Cached:
   def init(self, batch: int) -> Caches:
     """Returns empty caches, by the first of the layers that run as one."""
     config = self.config
-    if config.separator is not None:
-      raise ValueError(
-        "the cache holds one document: sample from a run with data.documents"
-        " with --nocache"
-      )
     caches = {}
     for layer, num_layers in stacks.sizes(config).items():
       caches[layer] = attention.init_cache(

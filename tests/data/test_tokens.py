@@ -351,7 +351,7 @@ def test_bits_per_byte_is_bits_over_bytes(run, capfd):
 def test_samples_continue_a_prompt_of_tokens(run, tmp_path):
   (tmp_path / "prompt").write_text("50256 7\n")
   prompt = f"--prompt=@{tmp_path / 'prompt'}"
-  for words in [prompt, "--nocache"], []:
+  for words in [prompt], []:
     words += [f"--workdir={run}", "--num=2"]
     assert runs.command("sparse_transformer/sample.py", *words) == 0
     rows = np.loadtxt(run / "samples.txt", int)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from helpers import catalogue, networks
 from helpers.cases import soak
-from helpers.errors import refused
 
 from sparse_transformer.model import sampling
 from sparse_transformer.patterns import (
@@ -115,8 +114,3 @@ def test_steps_from_a_prompt_give_the_logits_of_a_full_pass(
       atol=tolerance,
       rtol=tolerance,
     )
-
-
-def test_documents_have_no_cache():
-  with refused("one document.*--nocache"):
-    sampling.Cached(network(STATIC, separator=0)).init(1)

@@ -250,7 +250,7 @@ def test_lock_of_another_process_is_an_error(number, tmp_path, monkeypatch):
   "line",
   [
     ["eval.py", "--split=train", "--config.eval.batch_size=1"],
-    ["sparse_transformer/sample.py", "--num=2000", "--nocache"],
+    ["sparse_transformer/sample.py", "--num=2000"],
   ],
 )
 def test_signal_ends_evaluation_and_sampling(line, whole, monkeypatch, capfd):

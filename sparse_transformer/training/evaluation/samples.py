@@ -24,17 +24,16 @@ SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 def decoder(
   experiment: Experiment,
-  cached: bool = True,
   labels: tuple[int, ...] = (),
   length: int | None = None,
 ) -> sampling.Cached | sampling.Recompute:
   """Makes the decoder that draws sequences from a network.
 
+  It keeps keys and values. A cache holds one document only, so that networks of
+  documents do without, and compute all again for each symbol.
+
   Args:
     experiment: the experiment whose network decodes.
-    cached: whether keys and values are kept; else all is computed again for
-      each symbol. A cache holds one document only, so that networks of
-      documents do without.
     labels: of the order of an image, see `data.Scans.labels`.
     length: the most symbols of a sequence; by default as in training.
 
@@ -69,7 +68,7 @@ def decoder(
     network = dataclasses.replace(network, length=length)
     apply = model_lib.make_apply(network)
 
-  if cached and network.separator is None:
+  if network.separator is None:
     return sampling.Cached(network, labels)
   return sampling.Recompute(apply, network.length, labels)
 

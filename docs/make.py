@@ -231,7 +231,7 @@ def _shorter(values):
 def _of_api():
   """The functions of `attention` for users, then what defines patterns."""
   names = "attend as_attention_fn attend_next fill_cache init_cache"
-  names += " describe verify clear_caches"
+  names += " describe verify"
   exported = [getattr(attention, name) for name in names.split()]
   of_patterns = "parse", "where", "explicit", "assign", "register"
   named = [getattr(patterns, name) for name in of_patterns]

@@ -1,7 +1,5 @@
 """Sparse attention: one contract, several executors, a plain reference."""
 
-import sys
-
 from sparse_transformer.attention import (
   platforms as platforms,
   registry as registry,
@@ -43,17 +41,3 @@ from sparse_transformer.attention.verification import (
   verify as verify,
   verify_request as verify_request,
 )
-
-
-def clear_caches() -> None:
-  """Forgets the plans of all patterns and lengths, which take memory.
-
-  They are made again when they are needed. Programs that JAX has compiled have
-  copies of them: see `jax.clear_caches`.
-  """
-  packages = "sparse_transformer.attention", "sparse_transformer.patterns"
-  for name, module in list(sys.modules.items()):
-    if name.startswith(packages):
-      for x in vars(module).values():
-        if hasattr(x, "cache_clear"):
-          x.cache_clear()

@@ -19,7 +19,6 @@ from sparse_transformer.attention import (
   Unsupported,
   attend,
   attend_next,
-  clear_caches,
   describe,
   init_cache,
   platforms,
@@ -242,14 +241,6 @@ def test_eager_calls_compile_once(caplog):
     run(2.0)
 
   assert not [x for x in caplog.records if "Compiling" in x.getMessage()]
-
-
-def test_caches_can_be_cleared():
-  found = attend(*arrays(40), TWO_PARTS)
-  clear_caches()
-  np.testing.assert_array_equal(attend(*arrays(40), TWO_PARTS), found)
-  assert xla._plan.cache_info().currsize == 0  # JAX has its program
-  assert Local(8).pairs(40) > 0
 
 
 @pytest.mark.parametrize("pattern", ["Local(3) | Strided(4)", "LSH(8, 4)"])

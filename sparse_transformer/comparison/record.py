@@ -27,8 +27,9 @@ COLUMNS = {"steps": "step"} | {x: x for x in (*TIMES, "bits_per_dim")}
 PANEL = 3.4
 # The width of a letter of the legend, in inches.
 LETTER = 0.08
-# Markers at the ends of lines, as a second way to tell lines apart.
-MARKERS = "os^Dv<>"
+# Markers at the ends of lines, as a second way to tell lines apart: one more
+# than colors, so that the eighth line differs from the first.
+MARKERS = "os^Dv<>P"
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
@@ -222,17 +223,17 @@ def over_seeds(runs: Sequence[Run], axis: str) -> Band:
     runs: at least one, see `trials.collected`.
     axis: a column of `COLUMNS`.
   """
-  curves = [run["curve"] for run in runs]
+  lines = [run["curve"] for run in runs]
 
-  # Where a curve is missing, the mean of the others would jump.
-  first = max(curve[axis][0] for curve in curves)
-  last = min(curve[axis][-1] for curve in curves)
+  # Where a line is missing, the mean of the others would jump.
+  first = max(line[axis][0] for line in lines)
+  last = min(line[axis][-1] for line in lines)
   points = {last}  # alone if these are single validations, at different times
-  for curve in curves:
-    points.update(x for x in curve[axis] if first <= x <= last)
+  for line in lines:
+    points.update(x for x in line[axis] if first <= x <= last)
 
   x = np.array(sorted(points), float)
-  bits = [np.interp(x, curve[axis], curve["bits_per_dim"]) for curve in curves]
+  bits = [np.interp(x, line[axis], line["bits_per_dim"]) for line in lines]
   return Band(
     x=x,
     mean=np.mean(bits, axis=0),

@@ -59,17 +59,17 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_176,
+  "attention": 41_113,
   "benchmarks": 26_078,
-  "commands": 19_984,
+  "commands": 19_970,
   "data": 14_128,
   "figures": 2_794,
-  "library": 135_044,
-  "model": 12_254,
+  "library": 134_945,
+  "model": 12_240,
   "patterns": 15_623,
   "targets": 3_723,
-  "tests": 165_019,
-  "training": 25_362,
+  "tests": 164_897,
+  "training": 25_354,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -85,11 +85,11 @@ class Scans:
       labels[name] = int(label)
     return tuple(labels.values())
 
-  def places(self, labels_BK: Any, xp: Any = np) -> Any:
+  def places(self, scan_labels_BO: Any, xp: Any = np) -> Any:
     """The places of positions in the image.
 
     Args:
-      labels_BK: one label of each of the K kinds.
+      scan_labels_BO: one label of each of the O kinds of `data.orders`.
       xp: the module to compute with, NumPy or jax.numpy.
 
     Returns:
@@ -97,7 +97,7 @@ class Scans:
     """
     chosen = []
     for k, table in enumerate(self.tables.values()):
-      labels_B = labels_BK[:, k]
+      labels_B = scan_labels_BO[:, k]
       chosen.append(xp.asarray(table)[labels_B])
     # One scan after another.
     compose = functools.partial(xp.take_along_axis, axis=1)

@@ -50,8 +50,8 @@ class Recompute:
     # At t = 0 this writes to the last position, which is drawn later. No
     # position sees later ones, so that it does not matter what they hold.
     state = state.at[:, t - 1].set(tokens_B)
-    labels_BK = jnp.array([self.labels] * len(state), state.dtype)
-    logits_BLV = self.apply(params, jnp.hstack([state, labels_BK]))
+    scan_labels_BO = jnp.array([self.labels] * len(state), state.dtype)
+    logits_BLV = self.apply(params, jnp.hstack([state, scan_labels_BO]))
     return lax.dynamic_index_in_dim(logits_BLV, t, 1, keepdims=False), state
 
 

@@ -87,16 +87,16 @@ class Option:
   # The network.
 
   def begin(
-    self, start: Any, places_BL: Any, labels_BK: Any
+    self, start: Any, places_BL: Any, scan_labels_BO: Any
   ) -> tuple[Any, Any]:
     """Returns what sequences start with, and the places of their positions.
 
     Args:
       start: the start without the option, [D] or [B, 1, D].
       places_BL: the places without it, [1, L] or [B, L].
-      labels_BK: labels of the sequences.
+      scan_labels_BO: of the scans of images, see `data.Scans`; O of each.
     """
-    del labels_BK
+    del scan_labels_BO
     return start, places_BL
 
   def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:

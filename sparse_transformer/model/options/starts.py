@@ -30,18 +30,20 @@ class Starts(Option):
     return dict(start=start)
 
   def begin(
-    self, start: Any, places_BL: Any, labels_BK: Any
+    self, start: Any, places_BL: Any, scan_labels_BO: Any
   ) -> tuple[Any, Any]:
     scans = self.config.scans
-    if labels_BK is None or not labels_BK.shape[1]:  # the image as it is
-      labels_BK = jnp.zeros((1, len(scans)), jnp.int32)
+    if (
+      scan_labels_BO is None or not scan_labels_BO.shape[1]
+    ):  # the image as it is
+      scan_labels_BO = jnp.zeros((1, len(scans)), jnp.int32)
 
     # One vector from each table, as the labels say.
     vectors_BD = []
     for k, name in enumerate(scans.tables):
-      vectors_BD.append(start[name][...][labels_BK[:, k]])
+      vectors_BD.append(start[name][...][scan_labels_BO[:, k]])
     start_BD = sum(vectors_BD)
 
     # Where in the image each position of the scan lies.
-    places_BN = scans.places(labels_BK, jnp)
+    places_BN = scans.places(scan_labels_BO, jnp)
     return start_BD[:, None], places_BN[:, places_BL[0]]

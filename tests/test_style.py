@@ -15,18 +15,16 @@ from helpers.source import Source
 
 PACKAGE = runs.REPO / "sparse_transformer"
 
-# At most, over all files, per 1,000 lines of code. The aim for stars is 12, and
-# 4 for calls with any.
+# At most, over all files, per 1,000 lines of code.
 MOST = {
   "parallel assignments": 8,  # a, b = c, d
   "comprehensions": 30,
-  "starred expressions": 17,
-  "starred arguments": 7,
+  "starred expressions": 12,
+  "starred arguments": 4,
 }
 # At least, over all files: own-line comments per 1,000 lines of code, the share
-# of blank lines in functions, and of docstrings in all lines. The aims are 60,
-# 6 and 17 %.
-LEAST = {"comments": 44, "blank lines": 0.048, "docstrings": 0.15}
+# of blank lines in functions, and of docstrings in all lines.
+LEAST = {"comments": 60, "blank lines": 0.06, "docstrings": 0.17}
 # Tokens in a line of code, at most: over all files, in a file, in a function of
 # ten lines or more.
 OF_LIBRARY, OF_FILE, OF_FUNCTION = 8.3, 10, 12

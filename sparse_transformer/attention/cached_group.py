@@ -62,7 +62,7 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
       " step; use a causal pattern"
     )
-  # Labels may depend on any earlier key.
+  # Buckets may depend on any earlier key.
   kept = Causal() if pattern.contents() else pattern
   last = analysis.last_readers(kept, n)
 

@@ -42,8 +42,7 @@ class LearnedSpans(Option):
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
     # All distances of a full sequence, also where a single position runs.
     spans_H = self._spans(layer)
-    bias_HD = ramps(spans_H, self.config.length)
-    return inputs.add(bias_HD=bias_HD)
+    return inputs.add(bias_HD=ramps(spans_H, self.config.length))
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """Measures `spans` [heads] and `span`, their mean.

@@ -241,7 +241,7 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
 
 
 def test_figure_has_a_line_for_each_value_and_a_legend_beside():
-  names = ["Local(8) | " * 9 + f"Global({i})" for i in range(30)]
+  names = ["Local(8) | " * 9 + f"Global({i})" for i in range(40)]
   bits = ((name, 0, 3 + i / 100) for i, name in enumerate(names))
   made = comparisons.record(*(comparisons.run(*x) for x in bits))
   figure = record.draw_curves(made)
@@ -251,9 +251,12 @@ def test_figure_has_a_line_for_each_value_and_a_legend_beside():
   assert time.get_xlabel() == "processor seconds"
   assert steps.get_xlabel() == "steps of 64 tokens"
   ends = [line.get_xydata()[-1].tolist() for line in steps.lines]
-  assert ends == [[40, 3 + i / 100] for i in range(30)]
+  assert ends == [[40, 3 + i / 100] for i in range(40)]
+  # No two look alike, in color and marker.
+  looks = {(line.get_color(), line.get_marker()) for line in steps.lines}
+  assert len(looks) == 40
   (legend,) = figure.legends
-  assert len({text.get_text() for text in legend.texts}) == 30
+  assert len({text.get_text() for text in legend.texts}) == 40
   box = legend.get_window_extent()
   assert box.x1 <= figure.bbox.x1
   assert box.y0 >= 0

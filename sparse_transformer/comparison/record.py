@@ -79,7 +79,7 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
 def make_record(
   provenance: Mapping[str, Any],
   runs: Sequence[Run],
-  grid: Run | None = None,
+  tuned: Run | None = None,
 ) -> Record:
   """Makes the record of finished runs, whose rows begin with the best choice.
 
@@ -87,7 +87,7 @@ def make_record(
     provenance: what the comparison is, see `Comparison.about`, and how it was
       made: its unit, commit, versions and command.
     runs: see `trials.collected`.
-    grid: see `tuning`; None without tuning.
+    tuned: see `tuning`; None without tuning.
   """
   # Gaps are to the first choice on the command line, the baseline of its user.
   choices = [of_choice(runs, choice) for choice in provenance["choices"]]
@@ -101,7 +101,7 @@ def make_record(
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(
     about=dict(provenance),
-    tuning=grid,
+    tuning=tuned,
     rows=rows,
     runs=list(runs),
   )

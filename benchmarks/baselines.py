@@ -10,7 +10,9 @@ it occurs; `benchmarks.linear`; and codecs, of RGB pixels and of clips: the size
 of the split as one square mosaic, so that the header vanishes. Clips also:
 `benchmarks.counts`, of all frames but the first.
 Text: compressors: the size of the training split and the scored one minus the
-size of the training split.
+size of the training split; and "window alone", without the training split: the
+sizes of each `config.data.length` bytes by themselves, which is all that a
+network has of the scored split for a prediction.
 Codecs are not given the training split. They and compressors also learn from
 what they have coded of a split; `sees` says what they can use.
 
@@ -65,6 +67,14 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
   "PPMd -o6": functools.partial(ppmd, order=6),
   "PPMd -o16": functools.partial(ppmd, order=16),
 }
+# Without a header, which short texts would feel.
+ALONE: dict[str, Callable[[bytes], bytes]] = {
+  "LZMA": functools.partial(
+    lzma.compress, format=lzma.FORMAT_RAW, filters=[TEXT]
+  ),
+  "PPMd -o6": COMPRESSORS["PPMd -o6"],
+  "PPMd -o16": COMPRESSORS["PPMd -o16"],
+}
 # Of libpng's filters and strategies, these are best on the validation split of
 # CIFAR-10: a filter for each row, by the least sum of absolute differences.
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -112,7 +122,9 @@ def score(source: data.Source) -> dict[str, Any]:
     raise ValueError(f"{source.unit}: {about}")
   else:
     splits = source.load()
-    rows = compress(splits)
+    has_ppmd = optional("pyppmd") is not None
+    rows = compress(splits, has_ppmd)
+    rows += compress_windows(splits, source.length, has_ppmd)
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 
@@ -177,9 +189,9 @@ def mosaic(images: np.ndarray) -> np.ndarray:
   return square.swapaxes(1, 2).reshape(side * height, side * width, channels)
 
 
-def compress(splits: Splits) -> list[dict[str, Any]]:
+def compress(splits: Splits, has_ppmd: bool) -> list[dict[str, Any]]:
   train, *scored = (splits[name].tobytes() for name in data.SPLITS)
-  rows, has_ppmd = [], optional("pyppmd")
+  rows = []
   for name, run in COMPRESSORS.items():
     if "PPMd" in name and not has_ppmd:
       continue
@@ -187,6 +199,26 @@ def compress(splits: Splits) -> list[dict[str, Any]]:
     given = [(size(train + x) - size(train)) / len(x) for x in scored]
     about = dict(model=f"`{name}`", sees=SEES[name.split()[0]])
     rows.append(about | dict(zip(linear.SCORED, given, strict=True)))
+  return rows
+
+
+def compress_windows(
+  splits: Splits, length: int, has_ppmd: bool
+) -> list[dict[str, Any]]:
+  """Compresses each sequence of a split by itself, without any other text."""
+  rows = []
+  for name, run in ALONE.items():
+    if "PPMd" in name and not has_ppmd:
+      continue
+    row: dict[str, Any] = dict(
+      model=f"`{name}`, window alone", sees="its window"
+    )
+    for split in linear.SCORED:
+      content = splits[split].tobytes()
+      starts = range(0, len(content), length)
+      sizes = [len(run(content[start : start + length])) for start in starts]
+      row[split] = 8 * sum(sizes) / len(content)
+    rows.append(row)
   return rows
 
 

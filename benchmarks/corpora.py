@@ -11,7 +11,9 @@ palestrina: the masses in the package music21, a file that `pip download
 part of a mass. Lines that begin with !!!, about the edition, are left out.
 
 Writes FOLDER/train, validation and test. All parts of a mass are in one split;
-else, each file is drawn by itself. --seed draws them. Prints what
+else, each file is drawn by itself. --seed draws them. With --pieces=256, a
+control, each split is instead one file of its pieces of 256 bytes, shuffled:
+near matches stay, and of far ones only those between documents. Prints what
 `benchmarks.matches` counts. What is written is others' work: use it, and do not
 publish it.
 """
@@ -69,13 +71,17 @@ def main(argv):
   documents = CORPORA[argv[1]](args.source)
   if not documents:
     raise ValueError(f"{args.source or 'this system'} has no such documents")
+  contents = {name: content for name, (_, content) in documents.items()}
+  split = split_of(documents, args.seed)
+  if args.pieces:
+    contents, split = shuffle(contents, split, args.pieces, args.seed)
   folder = pathlib.Path(argv[2])
-  for name, split in split_of(documents, args.seed).items():
-    path = folder / split / f"{name}.txt"
+  for name, content in contents.items():
+    path = folder / split[name] / f"{name}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(documents[name][1])
+    path.write_bytes(content)
 
-  found = matches.describe(b"".join(x for _, x in documents.values()))
+  found = matches.describe(b"".join(contents.values()))
   print(f"{len(documents):,} files, {found['bytes']:,} bytes in {folder}")
   for kib, bits in found["lzma"].items():
     print(f"LZMA, {kib} KiB: {bits:.3f} bits/byte")
@@ -102,7 +108,32 @@ def split_of(documents: Documents, seed: int) -> dict[str, str]:
   return {name: split[group] for name, (group, _) in documents.items()}
 
 
+def shuffle(
+  contents: Mapping[str, bytes], split: Mapping[str, str], size: int, seed: int
+) -> tuple[dict[str, bytes], dict[str, str]]:
+  """Cuts the text of each split into pieces, and shuffles them.
+
+  Args:
+    contents: by name.
+    split: by name.
+    size: bytes of a piece; the last one of a split may be shorter.
+    seed: of the order.
+
+  Returns:
+    (contents, split) of one document for each split, named as the split is.
+  """
+  random = np.random.RandomState(seed)
+  shuffled = {}
+  for part in data.SPLITS:
+    text = b"".join(x for name, x in contents.items() if split[name] == part)
+    pieces = [text[i : i + size] for i in range(0, len(text), size)]
+    random.shuffle(pieces)
+    shuffled[part] = b"".join(pieces)
+  return shuffled, {part: part for part in data.SPLITS}
+
+
 if __name__ == "__main__":
   flags.DEFINE_string("source", "", "The folder, or package, that is read.")
   flags.DEFINE_integer("seed", 0, "Draws the splits.")
+  flags.DEFINE_integer("pieces", 0, "Bytes of pieces to shuffle; 0: none.", 0)
   cli.run(main, takes_words=True)

@@ -96,6 +96,11 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
   bits_of_training = 8 * len(lzma.compress(content[:18_000])) / 18_000
   assert rows["`xz -9e`"]["test"] < bits_of_training
 
+  # Within a window nothing repeats: 32 symbols take 5 bits.
+  for name in baselines.ALONE:
+    if not (lacks and "PPMd" in name):
+      assert rows[f"`{name}`, window alone"]["test"] > 4.9, name
+
 
 def colors(number, seed=0):
   """Smooth images of 6 x 5 pixels with three channels of 16 levels."""

@@ -130,3 +130,17 @@ def test_splits_have_entire_groups():
   counts = [[*split.values()].count(x) for x in data.SPLITS]
   assert counts == [240, 30, 30]
   assert split != corpora.split_of(documents, seed=2)
+
+
+def test_shuffled_pieces_stay_in_their_split():
+  texts = dict(a=b"abcdefgh" * 3, b=b"ABCDEFGH", c=b"01234567")
+  split = dict(a="train", b="test", c="validation")
+  found, of = corpora.shuffle(texts, split, size=5, seed=0)
+  assert of == {x: x for x in data.SPLITS}
+  assert found["train"] != texts["a"]
+  pieces = [texts["a"][i : i + 5] for i in range(0, 24, 5)]
+  rest = found["train"]
+  for piece in pieces:
+    assert piece in rest
+  for name, part in split.items():
+    assert sorted(found[part]) == sorted(texts[name])

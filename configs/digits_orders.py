@@ -29,7 +29,7 @@ def add_copies(name, *orders):
   @data.register(name, reads_path=False)
   def copies(config):
     source = images.digits(config)
-    every = data.Scans(orders, source.shape)
+    every = data.arrangements.of(orders, source.shape)
     numbers = (range(len(table)) for table in every.tables.values())
     places = every.places(np.array([*itertools.product(*numbers)]))
 

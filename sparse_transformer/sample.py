@@ -43,8 +43,8 @@ def main(argv: Sequence[str]) -> None:
   kernel_check.avoid_wrong(experiment)
   source = experiment.source
 
-  scans = source.scans
-  labels = scans.labels(args.order)
+  arrangement = source.arrangement
+  labels = arrangement.labels(args.order)
   length = args.length or source.length
   decoder = samples.decoder(experiment, labels, length)
   prompts = _prompts(source, length, labels)
@@ -64,11 +64,11 @@ def main(argv: Sequence[str]) -> None:
       check_stop=signals.check,
     )
 
-  # Images were drawn in the order of a scan; files have rows and columns.
+  # Images were drawn in any order; files have rows and columns.
   paths = samples.save(
     folder,
     source,
-    scans.restore(tokens, labels),
+    arrangement.restore(tokens, labels),
     step=run.step,
     command=version.command(step=run.step),
   )
@@ -132,8 +132,8 @@ def _prompts(source, length, labels):
       " sequence"
     )
   real = samples.real_examples(source, num)
-  # A prompt is the beginning of a row, thus the first positions of its scan.
-  rows = [source.scans.arrange(x, labels)[:num_given] for x in real]
+  # A prompt is the beginning of a row, thus the first positions of its order.
+  rows = [source.arrangement.arrange(x, labels)[:num_given] for x in real]
   return np.stack(rows).astype(empty.dtype)
 
 

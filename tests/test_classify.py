@@ -29,7 +29,7 @@ SOURCE = types.SimpleNamespace(
   separator=None,
   classes=("a", "b", "c"),
 )
-SOURCE.scans = ()
+SOURCE.arrangement = ()
 SMALL = {
   "model.num_layers": 2,
   "model.num_heads": 2,

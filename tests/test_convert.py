@@ -109,7 +109,7 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
   workdir, found = run_of(name, tmp_path, **{"data.orders": orders})
   run = open_run(workdir, {"model.dtype": "float32"})
   params = run.restore().ema
-  arrange = run.experiment.source.scans.arrange
+  arrange = run.experiment.source.arrangement.arrange
   apply = jax.jit(run.experiment.apply)
   cases = {x.partition("/")[0] for x in found} & {"aug1", "aug2"}
   for case in sorted(cases):
@@ -398,5 +398,5 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
   full = command._preset("", weights, dict(starts=starts))
 
   assert full.model.num_layers == depth
-  tables = data.Scans(full.data.orders, shape).tables.values()
+  tables = data.arrangements.of(full.data.orders, shape).tables.values()
   assert [*map(len, tables)] == [n for x, n in starts.items() if x != "sos_aa"]

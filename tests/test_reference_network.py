@@ -23,7 +23,7 @@ SOURCE = types.SimpleNamespace(
   shape=(6, 5),
   separator=None,
   classes=(),
-  scans=(),
+  arrangement=(),
 )
 # What is built on `digits`, in networks of one size.
 SIZE = {

@@ -10,21 +10,20 @@ from typing import Any
 
 import numpy as np
 
+from sparse_transformer.data.arrangements import ARRANGEMENTS, Arrangement
+
 RANDOM = re.compile("random:([2-9]|[1-9][0-9])")
 # The seed of random scans, as in the released code.
 SEED = 42
 
 
 @dataclasses.dataclass(frozen=True)
-class Scans:
-  """The orders in which the network reads the symbols of an example.
-
-  A scan has one label for each name. Without names, there is a single scan: the
-  example as it is, without labels.
+class Scans(Arrangement):
+  """Orders of images. A scan has one label for each name.
 
   Attributes:
-    names: keys of `KINDS`, or random:K for K fixed scans.
-    shape: of images: (rows, columns, channels); not read without names.
+    names: keys of `KINDS`, or random:K for K fixed scans; at least one.
+    shape: of images: (rows, columns, channels).
     tables: by name, the places of positions in the image, int32 [labels, n];
       label 0 is the image as it is.
 
@@ -32,8 +31,8 @@ class Scans:
     ValueError: a name is unknown, or images of this shape have no such scans.
   """
 
-  names: tuple[str, ...] = ()
-  shape: tuple[int, ...] = ()
+  names: tuple[str, ...]
+  shape: tuple[int, ...]
   tables: dict[str, np.ndarray] = dataclasses.field(init=False, compare=False)
 
   def __post_init__(self) -> None:
@@ -45,51 +44,42 @@ class Scans:
     object.__setattr__(self, "tables", tables)
 
   def __len__(self) -> int:
-    """The number of labels of a scan."""
     return len(self.names)
 
   def draw(self, *seed: int) -> tuple[int, ...]:
-    """Draws a label of each kind, all with the same probability.
-
-    Args:
-      *seed: integers; equal ones give equal labels.
-    """
-    # Without a label, spare the time of a generator for each example.
-    if not self.names:
-      return ()
-
     # NumPy guarantees the same words in all versions.
     words = np.random.SeedSequence(seed).generate_state(len(self))
     # Words have 32 bits, so that the remainder favors no label noticeably.
     return tuple(words % [len(table) for table in self.tables.values()])
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """The labels that a user asks for.
+    """Returns the labels of a scan, 0 for kinds that no word names.
 
     Args:
-      words: NAME=LABEL, at most one for each kind; the others are 0.
+      words: NAME=LABEL, at most one for each kind.
 
     Raises:
       ValueError: there is no such name or label.
     """
     allowed = {name: len(table) for name, table in self.tables.items()}
     known = "".join(f"{k}=0 to {x - 1}, " for k, x in allowed.items())
-    rule = f"{known}each once" if known else "there are none"
     labels = dict.fromkeys(self.names, 0)
     for word in words:
       name, _, label = word.rpartition("=")
       # Taken out, so that a second label of the same kind is unknown.
       numbers = range(allowed.pop(name, 0))
       if label not in map(str, numbers):
-        raise ValueError(f"--order={word} must be of data.orders: {rule}")
+        raise ValueError(
+          f"--order={word} must be of data.orders: {known}each once"
+        )
       labels[name] = int(label)
     return tuple(labels.values())
 
-  def places(self, scan_labels_BO: Any, xp: Any = np) -> Any:
+  def places(self, order_labels_BO: Any, xp: Any = np) -> Any:
     """The places of positions in the image.
 
     Args:
-      scan_labels_BO: one label of each of the O kinds of `data.orders`.
+      order_labels_BO: one label of each of the O kinds of `data.orders`.
       xp: the module to compute with, NumPy or jax.numpy.
 
     Returns:
@@ -97,40 +87,24 @@ class Scans:
     """
     chosen = []
     for k, table in enumerate(self.tables.values()):
-      labels_B = scan_labels_BO[:, k]
+      labels_B = order_labels_BO[:, k]
       chosen.append(xp.asarray(table)[labels_B])
     # One scan after another.
     compose = functools.partial(xp.take_along_axis, axis=1)
     return functools.reduce(compose, chosen)
 
   def arrange(self, example_L: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Puts an example into the order of a scan.
-
-    Args:
-      example_L: its symbols in their own order.
-      labels: of the scan, one of each kind.
-
-    Returns:
-      A row for the network: the symbols, then the labels.
-    """
-    if not self.names:
-      return example_L
     (places_L,) = self.places(np.array([labels]))
     symbols_L = example_L[places_L]
     return np.append(symbols_L, np.array(labels, symbols_L.dtype))
 
   def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Puts rows back into the order of examples: inverts `arrange`.
-
-    Args:
-      rows_BL: symbols in the order of a scan, without labels.
-      labels: of the scan, one of each kind.
-    """
-    if not self.names:
-      return rows_BL
     (places_L,) = self.places(np.array([labels]))
     # argsort inverts a permutation.
     return rows_BL[:, places_L.argsort()]
+
+
+ARRANGEMENTS.append(Scans)
 
 
 def _table(name, image):

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sparse_transformer.data import files as files_lib, text
+from sparse_transformer.data import arrangements, files as files_lib, text
+from sparse_transformer.data.arrangements import Arrangement
 from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.codecs import Codec
-from sparse_transformer.data.scans import Scans
 from sparse_transformer.data.splits import SPLITS
 
 # The class is in ml_collections, which only commands need.
@@ -33,7 +33,7 @@ class _Data:
   load: Callable[[], Splits]
   classes: tuple[str, ...]  # names of labels, if examples have them
   separator: int | None = None  # the symbol after each document, if any
-  scans = Scans()
+  arrangement = Arrangement()
 
   def sizes(self) -> list[int]:
     """The size of each of `SPLITS`: in examples or, of a stream, in symbols."""
@@ -131,7 +131,7 @@ class Images(_Apart):
     unit: of losses.
     symbols: what symbols stand for, in order.
     optimum: the expected loss of the best predictor, if known.
-    scans: those in which images are generated.
+    arrangement: the order in which images are generated.
   """
 
   shape: tuple[int, int, int]
@@ -141,7 +141,7 @@ class Images(_Apart):
   unit: str = "bits/dim"
   symbols: str = "levels"
   optimum: float | None = None
-  scans: Scans = Scans()
+  arrangement: Arrangement = Arrangement()
   noun = "images"
   classes = ()
 
@@ -403,8 +403,8 @@ def source(config: ConfigDict) -> Source:
     )
 
   if isinstance(made, Images):
-    scans = Scans(tuple(config.orders), made.shape)
-    return dataclasses.replace(made, scans=scans)
+    arrangement = arrangements.of(config.orders, made.shape)
+    return dataclasses.replace(made, arrangement=arrangement)
   if config.orders:
     raise ValueError(
       f"data.orders={config.orders} needs images, not data.name={name}"

@@ -27,7 +27,7 @@ class Config(schema.Model):
   # The symbol that ends a document; positions attend within their own.
   separator: int | None = None
   classes: int = 0  # number of labels of the data, 0 without labels
-  scans: Any = ()  # of the data, see `data.Scans`
+  arrangement: Any = ()  # of the data, see `data.arrangements`
 
   def __post_init__(self) -> None:
     # The data and the patterns.
@@ -94,8 +94,8 @@ class Config(schema.Model):
 
   @property
   def row_length(self) -> int:
-    """Integers of an example: `Sequences.examples`, `Scans.arrange`."""
-    return self.length + 2 * self.classifies + len(self.scans)
+    """Integers of an example: `Sequences.examples`, `Arrangement.arrange`."""
+    return self.length + 2 * self.classifies + len(self.arrangement)
 
   @property
   def qk_width(self) -> int:
@@ -139,7 +139,7 @@ def configure(config: schema.Config, source: Any) -> Config:
   Args:
     config: of the experiment; its groups `model` and `attention` are used.
     source: of data: its vocab_size, length, shape, separator, classes and
-      scans are used.
+      arrangement are used.
 
   Raises:
     ValueError: settings contradict each other or the data, or a pattern is not
@@ -153,7 +153,7 @@ def configure(config: schema.Config, source: Any) -> Config:
     backend=config.attention.backend,
     separator=source.separator,
     classes=len(source.classes),
-    scans=source.scans,
+    arrangement=source.arrangement,
     **config.model,
   )
 

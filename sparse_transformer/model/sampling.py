@@ -38,7 +38,7 @@ class Recompute:
 
   apply: Callable[..., jax.Array]  # as from `model.make_apply`
   length: int  # positions in a sequence
-  labels: tuple[int, ...] = ()  # of the scan, see `data.Scans`
+  labels: tuple[int, ...] = ()  # of the order, see `data.arrangements`
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     padding = self.length - tokens_BL.shape[1]
@@ -50,8 +50,8 @@ class Recompute:
     # At t = 0 this writes to the last position, which is drawn later. No
     # position sees later ones, so that it does not matter what they hold.
     state = state.at[:, t - 1].set(tokens_B)
-    scan_labels_BO = jnp.array([self.labels] * len(state), state.dtype)
-    logits_BLV = self.apply(params, jnp.hstack([state, scan_labels_BO]))
+    order_labels_BO = jnp.array([self.labels] * len(state), state.dtype)
+    logits_BLV = self.apply(params, jnp.hstack([state, order_labels_BO]))
     return lax.dynamic_index_in_dim(logits_BLV, t, 1, keepdims=False), state
 
 

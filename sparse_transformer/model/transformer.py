@@ -72,7 +72,7 @@ class Transformer(nnx.Module):
     self,
     tokens_BL: jax.Array,
     sizes_B: jax.Array | None = None,
-    scan_labels_BO: jax.Array | None = None,
+    order_labels_BO: jax.Array | None = None,
     *,
     rng: jax.Array | None = None,
   ) -> tuple[jax.Array, Measured]:
@@ -81,7 +81,7 @@ class Transformer(nnx.Module):
     Args:
       tokens_BL: symbols; L is at most `config.length`.
       sizes_B: how many of them a classifier reads, at least 1; None for all.
-      scan_labels_BO: of their orders, see `Option.begin`.
+      order_labels_BO: of their orders, see `Option.begin`.
       rng: key for dropout; None applies no dropout.
 
     Returns:
@@ -91,7 +91,7 @@ class Transformer(nnx.Module):
     # All layers attend within the same segments.
     segments_BL = self._segments(tokens_BL, sizes_B)
     attend = functools.partial(self.attend, segments_BL=segments_BL)
-    x_BLD = self.embed(tokens_BL, scan_labels_BO)
+    x_BLD = self.embed(tokens_BL, order_labels_BO)
     x_BLD, _, measured = self.run_blocks(
       x_BLD, attend, rng=rng, symbols_BL=tokens_BL
     )
@@ -172,12 +172,12 @@ class Transformer(nnx.Module):
     return self.logits(self.norm(x_BLD))
 
   def embed(
-    self, tokens_BL: jax.Array, scan_labels_BO: jax.Array | None = None
+    self, tokens_BL: jax.Array, order_labels_BO: jax.Array | None = None
   ) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
     # Known to the compiler: positions are no input.
     positions_L = np.arange(tokens_BL.shape[1])
-    start_B1D, x_BLD = self._embed_at(positions_L, tokens_BL, scan_labels_BO)
+    start_B1D, x_BLD = self._embed_at(positions_L, tokens_BL, order_labels_BO)
     if start_B1D is None:  # a classifier has all symbols
       return x_BLD
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
@@ -186,24 +186,24 @@ class Transformer(nnx.Module):
     self,
     tokens_B: jax.Array,
     t: jax.Array,
-    scan_labels_BO: jax.Array | None = None,
+    order_labels_BO: jax.Array | None = None,
   ) -> jax.Array:
     """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
     # The symbol's own position is that before t; it is -1 for the start, which
     # replaces what is embedded there.
     before_L = jnp.reshape(t - 1, 1)
     start_B1D, x_B1D = self._embed_at(
-      before_L, tokens_B[:, None], scan_labels_BO
+      before_L, tokens_B[:, None], order_labels_BO
     )
     return jnp.where(t > 0, x_B1D, start_B1D)
 
-  def _embed_at(self, positions_L, tokens_BL, scan_labels_BO):
+  def _embed_at(self, positions_L, tokens_BL, order_labels_BO):
     """Embeds symbols at positions.
 
     Args:
       positions_L: of the symbols, in the order of the sequence.
       tokens_BL: the symbols.
-      scan_labels_BO: of the orders of sequences, see `Option.begin`.
+      order_labels_BO: of the orders of sequences, see `Option.begin`.
 
     Returns:
       (the start [B, 1, D], None of a classifier; the embedded symbols x_BLD).
@@ -214,7 +214,7 @@ class Transformer(nnx.Module):
     start = self.start
     places_BL = positions_L[None]
     for option in options.of(self.config):
-      start, places_BL = option.begin(start, places_BL, scan_labels_BO)
+      start, places_BL = option.begin(start, places_BL, order_labels_BO)
 
     # Gradients are summed over the batch. If it is split, each device has to
     # add its own to the table first, and then sends the table, not [L, D].
@@ -335,8 +335,8 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   """Returns the network as predict(params, rows_BM, rng=None).
 
   It returns (logits, what blocks measure). A classifier takes rows of
-  `data.Sequences`, without reading their labels; rows of `data.Scans.arrange`
-  have the labels of their scan.
+  `data.Sequences`, without reading their labels; rows of `Arrangement.arrange`
+  have the labels of their order.
   """
 
   def predict(params, rows_BM, rng=None):
@@ -347,7 +347,7 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
     rest = rows_BM[:, config.length :]
     if config.classifies:
       return network(tokens_BL, sizes_B=rest[:, -1], rng=rng)
-    return network(tokens_BL, scan_labels_BO=rest, rng=rng)
+    return network(tokens_BL, order_labels_BO=rest, rng=rng)
 
   return predict
 

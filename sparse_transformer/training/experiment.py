@@ -83,15 +83,15 @@ class Experiment:
     `data.Sequences`.
     """
     numbers = self.numbers[updates]
-    scans = self.source.scans
+    arrangement = self.source.arrangement
     seed = self.config.train.seed
 
     # A row is a function of (seed, updates, i) alone: a run that resumes, on
     # any number of processes, sees the same batches.
     def read_row(i):
-      labels = scans.draw(seed, updates, i)
+      labels = arrangement.draw(seed, updates, i)
       example = self.examples[int(numbers[i])]
-      return scans.arrange(example, labels)
+      return arrangement.arrange(example, labels)
 
     shape = len(numbers), self.model.row_length
     return processes.place(read_row, shape, self.batch_sharding)

@@ -9,7 +9,7 @@ import pytest
 from helpers import networks, runs
 from helpers.errors import refused
 
-from sparse_transformer.data import Scans
+from sparse_transformer.data.scans import Scans
 from sparse_transformer.model import sampling, transformer
 from sparse_transformer.training.experiment import Experiment
 
@@ -128,7 +128,7 @@ def test_batches_have_images_in_scans_and_the_network_is_told_which(network):
   start = params["start"]
   for i, number in enumerate(experiment.numbers[3]):
     image = examples[int(number)]
-    (places,) = source.scans.places(labels_B2[i : i + 1])
+    (places,) = source.arrangement.places(labels_B2[i : i + 1])
     np.testing.assert_array_equal(symbols_BL[i], image[places])
 
     x_LD = embedded_BLD[i]
@@ -185,13 +185,13 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
     return dataclasses.replace(state, ema=params)
 
   runs.untrained(tmp_path, experiment.config, change)
-  scans = experiment.source.scans
+  arrangement = experiment.source.arrangement
   images = experiment.source.examples("test")
   for orders in ([], ["jigsaw=9", "rotation=1"]):
     words = [f"--order={','.join(orders)}"] if orders else []
     (found,) = runs.scores(capfd, tmp_path, *words)
-    labels = scans.labels(orders)
-    rows = np.stack([scans.arrange(image, labels) for image in images])
+    labels = arrangement.labels(orders)
+    rows = np.stack([arrangement.arrange(image, labels) for image in images])
     nats = np.asarray(experiment.losses(params, rows)).mean()
     assert found["bits_per_dim"] == pytest.approx(nats / np.log(2), rel=1e-5)
     assert ("order" in found["overrides"]) == bool(orders)

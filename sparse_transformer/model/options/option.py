@@ -87,16 +87,17 @@ class Option:
   # The network.
 
   def begin(
-    self, start: Any, places_BL: Any, scan_labels_BO: Any
+    self, start: Any, places_BL: Any, order_labels_BO: Any
   ) -> tuple[Any, Any]:
     """Returns what sequences start with, and the places of their positions.
 
     Args:
       start: the start without the option, [D] or [B, 1, D].
       places_BL: the places without it, [1, L] or [B, L].
-      scan_labels_BO: of the scans of images, see `data.Scans`; O of each.
+      order_labels_BO: integers, of the orders of sequences, see
+        `data.arrangements`; None for images as they are.
     """
-    del scan_labels_BO
+    del order_labels_BO
     return start, places_BL
 
   def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:

@@ -17,33 +17,33 @@ class Starts(Option):
 
   @property
   def is_used(self) -> bool:
-    return bool(self.config.scans)
+    return bool(self.config.arrangement)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     normal = nnx.initializers.normal(self.config.token_std)
 
     # A table for each label of a scan, with a vector for each of its values.
     start = {}
-    for name, table in self.config.scans.tables.items():
+    for name, table in self.config.arrangement.tables.items():
       shape = len(table), self.config.width
       start[name] = normal(rngs.params(), shape)
     return dict(start=start)
 
   def begin(
-    self, start: Any, places_BL: Any, scan_labels_BO: Any
+    self, start: Any, places_BL: Any, order_labels_BO: Any
   ) -> tuple[Any, Any]:
-    scans = self.config.scans
+    arrangement = self.config.arrangement
     if (
-      scan_labels_BO is None or not scan_labels_BO.shape[1]
+      order_labels_BO is None or not order_labels_BO.shape[1]
     ):  # the image as it is
-      scan_labels_BO = jnp.zeros((1, len(scans)), jnp.int32)
+      order_labels_BO = jnp.zeros((1, len(arrangement)), jnp.int32)
 
     # One vector from each table, as the labels say.
     vectors_BD = []
-    for k, name in enumerate(scans.tables):
-      vectors_BD.append(start[name][...][scan_labels_BO[:, k]])
+    for k, name in enumerate(arrangement.tables):
+      vectors_BD.append(start[name][...][order_labels_BO[:, k]])
     start_BD = sum(vectors_BD)
 
     # Where in the image each position of the scan lies.
-    places_BN = scans.places(scan_labels_BO, jnp)
+    places_BN = arrangement.places(order_labels_BO, jnp)
     return start_BD[:, None], places_BN[:, places_BL[0]]

@@ -189,7 +189,7 @@ def _described(metadata):
     symbols=vocabulary["symbols"],
     separator=vocabulary["separator"],
     classes=vocabulary.get("classes", ()),
-    scans=data.Scans(tuple(config.data.orders), tuple(shape)),
+    arrangement=data.arrangements.of(config.data.orders, shape),
   )
   return config, source
 

@@ -40,7 +40,7 @@ class ScoreRequest:
       gives better scores and takes longer, as windows overlap.
     weights: "ema", the average, or "params", see `State`.
     examples: how many windows, the first ones; None for all.
-    order: of the pixels of images, see `data.Scans.labels`.
+    order: of the pixels of images, see `Arrangement.labels`.
   """
 
   split: str = "test"
@@ -61,12 +61,12 @@ class ScoreRequest:
         f"--examples={number} must be at most {len(windows):,}, those of the"
         f" {self.split} split"
       )
-    labels = source.scans.labels(self.order)
+    labels = source.arrangement.labels(self.order)
 
     # Windows are read when they are scored: a split may not fit in memory.
     def window(i: int) -> tuple[np.ndarray, np.ndarray]:
       symbols, scored = windows[i]
-      return source.scans.arrange(symbols, labels), scored
+      return source.arrangement.arrange(symbols, labels), scored
 
     return data.Lazy(number, window)
 
@@ -276,8 +276,8 @@ def evaluate(
   )
 
   # From here on by pixel, whatever the order in which they were predicted.
-  labels = source.scans.labels(request.order)
-  tally.bits_L = source.scans.restore(tally.bits_L[None], labels)[0]
+  labels = source.arrangement.labels(request.order)
+  tally.bits_L = source.arrangement.restore(tally.bits_L[None], labels)[0]
   details = _details(source, request.split, tally)
   score = dataclasses.replace(score, **details)
 

@@ -34,7 +34,7 @@ def decoder(
 
   Args:
     experiment: the experiment whose network decodes.
-    labels: of the order of an image, see `data.Scans.labels`.
+    labels: of the order of an image, see `Arrangement.labels`.
     length: the most symbols of a sequence; by default as in training.
 
   Raises ValueError if the data have labels, or the network cannot have that

@@ -13,7 +13,8 @@ import pytest
 from helpers import released as made, runs
 from helpers.cases import soak
 
-from sparse_transformer import convert as command, data
+from sparse_transformer import data
+from sparse_transformer.data.scans import Scans
 from sparse_transformer.patterns import Local, Strided
 from sparse_transformer.training import loop, metrics
 from sparse_transformer.training.checkpoints import exported, released
@@ -126,7 +127,8 @@ def test_converted_network_computes_what_theirs_does_in_any_order(
 
   labels = dict(zip(orders, found["aug1/labels"][0], strict=True))
   order = ",".join(f"{x}={label}" for x, label in labels.items())
-  (bits,) = runs.scores(capfd, workdir, f"--order={order}", "--examples=1")
+  words = f"--order={order}", "--split=train"  # it has the first image alone
+  (bits,) = runs.scores(capfd, workdir, *words)
   expected = found["aug1/losses"][0].mean() / np.log(2)
   assert abs(bits["bits_per_dim"] - expected) < CLOSE
 
@@ -209,7 +211,7 @@ def test_averages_alone_are_read_and_the_file_is_recorded(
     return get(self, name)
 
   monkeypatch.setattr(np.lib.npyio.NpzFile, "__getitem__", spy)
-  _, about = released.load(str(path))
+  _, about = released.load(str(path), open_run(workdir).experiment.config)
   averages = [name for name in arrays if name.endswith("/Ema/ema:0")]
   assert sorted(read) == sorted([*averages, "best_val_loss:0"])
 
@@ -381,7 +383,7 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
     for i in range(2 if "*" in name else 1)
   }
 
-  inputs = np.zeros((4, *shape), np.uint8), command.PRESETS[depth]
+  inputs = np.zeros((4, *shape), np.uint8), released.PRESETS[depth]
   run = convert(tmp_path, arrays, *inputs, **{"model.num_layers": 2})
   network = open_run(run).experiment.model
   assert network.num_heads == settings["n_head"]
@@ -394,9 +396,10 @@ def test_presets_have_the_arrays_of_their_code(number, tmp_path):
 
   assert found == [kinds[x] for x in cycle[:2]]
   starts = dict(preset["conditions"])
-  weights = {"blocks.key.bias": range(depth)}
-  full = command._preset("", weights, dict(starts=starts))
+  narrow = made.arrays(depth, width=2, starts=starts.items())
+  np.savez(tmp_path / "narrow.npz", **narrow)
+  full = released.preset(str(tmp_path / "narrow.npz"))
 
   assert full.model.num_layers == depth
-  tables = data.arrangements.of(full.data.orders, shape).tables.values()
+  tables = Scans(full.data.orders, shape).tables.values()
   assert [*map(len, tables)] == [n for x, n in starts.items() if x != "sos_aa"]

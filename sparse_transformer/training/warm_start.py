@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from sparse_transformer import config as config_lib, schema
 from sparse_transformer.data import files
-from sparse_transformer.training.checkpoints import exported, released, store
+from sparse_transformer.training.checkpoints import exported, foreign, store
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.step import State
@@ -51,9 +51,8 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   params, misfits = _fit(state.params, source.weights, changed, settings)
   start = source.provenance | misfits | dict(attention=attention)
 
-  # The score in a released file is that of all its weights on its own images.
-  has_its_images = experiment.config.data.name == released.SOURCE
-  if not has_its_images or any(misfits.values()):
+  # The score in a file is that of all its weights.
+  if any(misfits.values()):
     start.pop("bits", None)
 
   # The average is a copy, because the first step is given the memory of both.
@@ -79,7 +78,7 @@ class _Source:
 
 
 def _read(text, experiment):
-  """Reads what `train.init_from` names: an export, a release, or a run."""
+  """Reads what `train.init_from` names: a file, or a run."""
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
@@ -90,9 +89,9 @@ def _read(text, experiment):
       provenance=dict(file=text, crc32=f"{files.crc32(path):08x}"),
     )
 
-  if released.TEXT.fullmatch(text):
+  if reader := foreign.reader(text):
     weights, provenance = processes.together(
-      lambda: released.load(text, experiment.config.data.orders)
+      lambda: reader.load(text, experiment.config)
     )
     return _Source(
       weights=weights,
@@ -119,8 +118,7 @@ def _find(text: str) -> tuple[store.Saved, int]:
     name, asked = text, ""
   if files.from_config(name).is_file():
     raise ValueError(
-      f"train.init_from={text} must be a run, or a file {exported.SUFFIX} or"
-      " .npz"
+      f"train.init_from={text} must be a run, or a file {foreign.SUFFIXES}"
     )
 
   run = store.Saved(files.from_config(name))

@@ -10,16 +10,19 @@ import hashlib
 import math
 import os
 import re
-from collections.abc import Collection
+import runpy
 from typing import Any
 
 import numpy as np
 
-from sparse_transformer import atomic
+from sparse_transformer import atomic, schema, version
 from sparse_transformer.data import files
 
+SUFFIX = ".npz"
 TEXT = re.compile(r"(.+\.npz)(:params)?")  # a file; its averages, or not
 SOURCE = "cifar10_distaug"  # our data source with their validation images
+# Configs of their networks, by their numbers of layers.
+PRESETS = {32: "cifar10_15m", 48: "cifar10_150m", 128: "cifar10_58m"}
 # The name of the loss on these images, in nats; and its value before any.
 LOSS, NO_LOSS = "best_val_loss:0", 99_999
 STARTS = "sos_token/"
@@ -61,24 +64,84 @@ OURS = {
 }
 
 
+def matches(text: str) -> bool:
+  """Returns whether `train.init_from` names such a file."""
+  return TEXT.fullmatch(text) is not None
+
+
 def load(
-  text: str, orders: Collection[str] = ()
+  text: str, config: schema.Config
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the weights of a file, averaged or as they are.
 
   Args:
     text: names both, in the form `TEXT`.
-    orders: `data.orders`, whose tables of start vectors are read; if empty, the
-      start is that of images that are not augmented.
+    config: of the experiment that starts from them. The tables of start vectors
+      are read for its `data.orders`; if these are empty, the start is that of
+      images that are not augmented.
 
   Returns:
     (arrays, provenance): the arrays by their names in our network; and, as
     JSON, where they are from: `file`, `sha256`, `arrays`, the tables of
-    `starts`, and `bits`, the file's score on its validation images.
+    `starts`, and `bits`, the file's score on its validation images, if the
+    config has these.
 
   Raises:
     OSError: the file cannot be read.
     ValueError: it is damaged, or lacks a layer.
+  """
+  arrays, starts, provenance = _read(text)
+  # Row 0 of each table is that of an image as it is. The start of an image is
+  # the sum of a row of each table.
+  if config.data.orders:
+    for part, rows in starts.items():
+      arrays[f"start.{ORDERS.get(part, part)}"] = rows
+  elif starts:
+    arrays["start"] = sum(rows[0] for rows in starts.values())
+
+  # The score is that of all averages on their own images.
+  if config.data.name != SOURCE:
+    provenance.pop("bits", None)
+  return arrays, provenance
+
+
+def preset(text: str) -> schema.Config:
+  """Returns the config of the network in a file, as far as it is in configs/.
+
+  Its `data.orders` are those that the network was trained with.
+
+  Raises:
+    OSError, ValueError: as `load`, or no config has as many layers.
+  """
+  arrays, starts, _ = _read(text)
+  layers = len(arrays.get("blocks.key.bias", ()))
+  if layers not in PRESETS:
+    raise ValueError(
+      f"{text} has {layers} layers, and released networks have"
+      f" {', '.join(map(str, PRESETS))}; say which config it has by --config"
+    )
+  # Files in configs/ are run, not imported: they are outside of the package.
+  module = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
+  # A network has start vectors for the scans that it was trained with.
+  orders = [order for name, order in ORDERS.items() if name in starts]
+  config = schema.typed(module["get_config"]())
+  return config.replace(**{"data.orders": orders})
+
+
+def with_its_data(config: schema.Config) -> schema.Config:
+  """Returns a config with their validation images, if it has CIFAR-10.
+
+  They trained on most of our validation images.
+  """
+  if config.data.name != "cifar10":
+    return config
+  return config.replace(**{"data.name": SOURCE})
+
+
+def _read(text):
+  """(arrays, start vectors by their names of tables, provenance): see `load`.
+
+  The provenance has `bits` whichever data they are of.
   """
   name, is_raw = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
   path = files.from_config(name)
@@ -86,9 +149,9 @@ def load(
   # Raises ValueError for a pipe, which would be read for ever.
   atomic.size(path)
 
-  arrays: dict[str, np.ndarray] = {}
+  arrays = {}
   layers: dict[str, dict[int, np.ndarray]] = {}  # {name: {layer: array}}
-  starts: dict[str, np.ndarray] = {}  # tables
+  starts = {}
   with files.blame(path), path.open("rb") as opened:
     digest = hashlib.file_digest(opened, "sha256").hexdigest()
     file = np.lib.npyio.NpzFile(opened)
@@ -118,15 +181,7 @@ def load(
       arrays[ours] = np.stack([by_number[i] for i in range(len(by_number))])
     nats = file[LOSS].item() if LOSS in file else NO_LOSS
 
-  # Row 0 of each table is that of an image as it is. The start of an image is
-  # the sum of a row of each table.
-  if orders:
-    for part, rows in starts.items():
-      arrays[f"start.{ORDERS.get(part, part)}"] = rows
-  elif starts:
-    arrays["start"] = sum(rows[0] for rows in starts.values())
-
-  provenance: dict[str, Any] = dict(
+  provenance = dict(
     file=text,
     sha256=digest,
     starts=list(starts),
@@ -134,4 +189,4 @@ def load(
   )
   if not is_raw and nats < NO_LOSS:
     provenance["bits"] = nats / math.log(2)
-  return arrays, provenance
+  return arrays, starts, provenance

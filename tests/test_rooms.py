@@ -11,8 +11,19 @@ from helpers.cases import soak
 from sparse_transformer import patterns
 from sparse_transformer.model import options
 
+# Modules, by what the lines of their registry name, and these registries.
 OPTIONS = {option.__name__: option.__module__ for option in options.ALL}
-ROOMS = (*OPTIONS, *patterns.CONTENT, "targets")
+MODULES = OPTIONS | {
+  "scans": "sparse_transformer.data.scans",
+  "released": "sparse_transformer.training.checkpoints.released",
+}
+REGISTRIES = dict.fromkeys(OPTIONS, "model/options/__init__.py") | {
+  "scans": "data/__init__.py",
+  "released": "training/checkpoints/foreign.py",
+}
+ROOMS = (*MODULES, *patterns.CONTENT, "targets")
+# What has no use without a room.
+SERVES = {"scans": ["Starts"]}
 PROGRAM = """
 import importlib, pathlib, pkgutil, sys
 import sparse_transformer
@@ -29,7 +40,9 @@ for module in pkgutil.walk_packages([name], f"{name}."):
 from sparse_transformer import patterns
 from sparse_transformer.model import options
 
-left = {*patterns.CONTENT, *(x.__name__ for x in options.ALL)} & {*sys.argv}
+modules = {module.rpartition(".")[2] for module in sys.modules}
+there = modules | {*patterns.CONTENT} | {x.__name__ for x in options.ALL}
+left = there & {*sys.argv}
 assert not left, left
 train(runs.tiny(**{"train.steps": 2}), here / "run")
 """
@@ -38,10 +51,10 @@ train(runs.tiny(**{"train.steps": 2}), here / "run")
 def delete(room, folder):
   """Deletes a room from a copy of the package, and its registration."""
   package = folder / "sparse_transformer"
-  if room in OPTIONS:
-    module = OPTIONS[room].replace(".", "/")
+  if room in MODULES:
+    module = MODULES[room].replace(".", "/")
     (folder / module).with_suffix(".py").unlink()
-    registry = package / "model/options/__init__.py"
+    registry = package / REGISTRIES[room]
     lines = registry.read_text().splitlines()
     kept = [line for line in lines if room not in line]
     registry.write_text("\n".join(kept))
@@ -58,7 +71,7 @@ def delete(room, folder):
   "rooms",
   [
     ROOMS,
-    *(soak([room]) for room in ROOMS),
+    *(soak([room, *SERVES.get(room, ())]) for room in ROOMS),
   ],
   ids=str,
 )

@@ -9,6 +9,7 @@ import pytest
 from helpers import networks, runs
 from helpers.errors import refused
 
+from sparse_transformer.data import arrangements
 from sparse_transformer.data.scans import Scans
 from sparse_transformer.model import sampling, transformer
 from sparse_transformer.training.experiment import Experiment
@@ -97,6 +98,19 @@ def test_labels_are_a_function_of_the_seed_and_as_frequent():
   rotation = drawn[:, 0]
   transposition = drawn[:, 2]
   assert deviation(2 * rotation + transposition, 8) < 0.2
+
+
+def test_without_scans_there_is_one_order(monkeypatch):
+  monkeypatch.setattr(arrangements, "ARRANGEMENTS", [])
+  with refused("data.orders=.*rotation.* must be empty"):
+    arrangements.of(["rotation"], SHAPE)
+
+  plain = arrangements.of([], SHAPE)
+  flat = IMAGE.reshape(-1)
+  assert not plain
+  assert plain.draw(7, 12) == plain.labels([]) == ()
+  np.testing.assert_array_equal(plain.arrange(flat, ()), flat)
+  np.testing.assert_array_equal(plain.restore(flat[None], ()), flat[None])
 
 
 # Networks.

@@ -60,16 +60,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_113,
-  "benchmarks": 26_078,
-  "commands": 19_970,
-  "data": 14_128,
+  "benchmarks": 26_498,
+  "commands": 19_793,
+  "data": 14_333,
   "figures": 2_794,
-  "library": 134_944,
+  "library": 135_222,
   "model": 12_239,
   "patterns": 15_623,
   "targets": 3_723,
-  "tests": 164_927,
-  "training": 25_354,
+  "tests": 165_323,
+  "training": 25_604,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

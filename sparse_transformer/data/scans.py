@@ -49,8 +49,9 @@ class Scans(Arrangement):
   def draw(self, *seed: int) -> tuple[int, ...]:
     # NumPy guarantees the same words in all versions.
     words = np.random.SeedSequence(seed).generate_state(len(self))
+    numbers = [len(table) for table in self.tables.values()]
     # Words have 32 bits, so that the remainder favors no label noticeably.
-    return tuple(words % [len(table) for table in self.tables.values()])
+    return tuple(words % numbers)
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
     """Returns the labels of a scan, 0 for kinds that no word names.
@@ -159,10 +160,20 @@ def _random(image, number):
   return scans
 
 
+def _transposition(image):
+  """An image, and with its rows as columns."""
+  return [image, image.swapaxes(0, 1)]
+
+
+def _reversal(image):
+  """An image, and from its last pixel to its first."""
+  return [image, image[::-1, ::-1]]
+
+
 KINDS = {
   "rotation": _rotations,
   "colors": _colors,
-  "transposition": lambda image: [image, image.swapaxes(0, 1)],
-  "reverse": lambda image: [image, image[::-1, ::-1]],
+  "transposition": _transposition,
+  "reverse": _reversal,
   "jigsaw": _puzzles,
 }

@@ -2,7 +2,7 @@
 
   python -m benchmarks.attention [--cases=3072,growth] [--rounds=N]
 
-Writes results/attention-<machine>.json, whose columns docs/speed.md explains.
+Writes results/attention-<machine>.json; docs/performance.md explains its columns.
 JAX and torch run in separate processes for each case, and only one of them
 computes at a time. `make bench` installs torch and the other peers from
 requirements-peers.txt; without them, only ours and JAX's run.

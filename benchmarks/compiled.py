@@ -4,7 +4,7 @@
 
 Compiles what benchmarks/results/compiled.json (training steps) and kernels.json
 (attention, once for presets whose kernels are alike) lack, or with --only=TEXT
-again what contains the text. Nothing is run, see docs/accelerators.md.
+again what contains the text. Nothing is run, see docs/backends.md.
 """
 
 import importlib
@@ -126,7 +126,7 @@ def kernel_table(results: Iterable[dict]) -> str:
   )
   if not bad:
     return f"{text}."
-  rows = [("executor, widths K and E", "presets", "spilled registers")]
+  rows = [("backend, widths K and E", "presets", "spilled registers")]
   rows += [(*key, ", ".join(found)) for key, found in bad.items()]
   text = textwrap.fill(f"{text}, but for:", 100)
   return f"{text}\n\n{tables.markdown(rows)}"

@@ -11,7 +11,7 @@ validation, here 2,000.
   python train.py --config=configs/lra_image.py --workdir=runs/lra_image
   python eval.py --workdir=runs/lra_image
 
-To compare patterns, use more layers (docs/classify.md has the benchmark's).
+To compare patterns, use more layers (docs/train.md has the benchmark's).
 
 Expected: not run with these settings. 158,464 parameters; 3.32 bits/label and
 an accuracy of 0.1 before training. Published: 42.44 % for dense attention,

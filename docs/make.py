@@ -1,4 +1,4 @@
-"""Makes the parts of docs that show patterns, config fields and functions.
+"""Makes the parts of docs that show patterns, fields, functions, backends.
 
 python docs/make.py
 
@@ -24,7 +24,12 @@ sys.path.insert(1, str(pathlib.Path(sys.path[0]) / "tests"))
 from helpers import examples
 
 from sparse_transformer import attention, patterns, schema, tables
-from sparse_transformer.attention import find_pairs
+from sparse_transformer.attention import (
+  contract,
+  find_pairs,
+  platforms,
+  registry,
+)
 from sparse_transformer.figures import style
 from sparse_transformer.figures.masks import (
   image_of_matrix,
@@ -62,6 +67,25 @@ SHOWN_HELD = {
 HELD = "figures/held.png"
 # Of the given input of content-based patterns.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
+# Devices by name: the platform and, of NVIDIA GPUs, the compute capability.
+DEVICES = {
+  "CPU": ("cpu", 0.0),
+  "NVIDIA GPU before Ampere": ("cuda", 7.5),
+  "NVIDIA GPU from Ampere on": ("cuda", 8.0),
+  "AMD GPU": ("rocm", 0.0),
+  "TPU": ("tpu", 0.0),
+}
+# What the tables of backends ask for.
+DTYPES = "float32", "bfloat16", "float16", "float64"
+HEAD_WIDTHS = 8, 16, 24, 32, 64, 96, 128, 256, 512
+ASKED = {
+  "segments": dict(segments=True),
+  "sinks": dict(sinks=True),
+  "soft cap": dict(scores=contract.Scores(softcap=1.0)),
+  "bias by distance": dict(bias=True),
+  "log-sum-exp": dict(lse=True),
+  "positions over devices": dict(split=contract.Split(positions=("x",))),
+}
 # {name in configs: its factors in the second head}
 NAMED = {
   name: patterns.factorize(
@@ -239,6 +263,109 @@ def _of_api():
   return {x: [*itertools.chain(*map(_document, parts[x]))] for x in parts}
 
 
+def _of_backends():
+  """What each backend supports, as its own `unsupported` says."""
+  return dict(
+    widths=[_supported_widths()],
+    options=[_supported_options()],
+    choice=[_choice()],
+  )
+
+
+def _request(name, platform, **changes):
+  """A request for dense attention from cuDNN, and for a window otherwise."""
+  pattern = patterns.Causal() if name == "cudnn" else patterns.Local(64)
+  settings = dict(
+    patterns=(pattern,),
+    batch=1,
+    length=4096,
+    num_key_heads=1,
+    qk_width=64,
+    value_width=64,
+    dtype="bfloat16",
+    value_dtype="bfloat16",
+    platform=platform,
+  )
+  return contract.Request(**settings | changes)
+
+
+def _runs(name, device, **changes):
+  """Whether a backend supports a request on a device."""
+  platform, capability = DEVICES[device]
+  with platforms.targeting(platform, capability):
+    try:
+      registry.resolve(name, _request(name, platform, **changes))
+    except contract.Unsupported:
+      return False
+  return True
+
+
+def _backends():
+  """{name of a backend: the devices on which it runs}."""
+  names = [name for name in registry.backends() if name != "auto"]
+  return {name: [x for x in DEVICES if _runs(name, x)] for name in names}
+
+
+def _supported_widths():
+  titles = "backend", "devices", *DTYPES
+  rows = [titles]
+  for name, devices in _backends().items():
+    where = "all" if len(devices) == len(DEVICES) else ", ".join(devices)
+    cells = []
+    for dtype in DTYPES:
+      widths = [
+        width
+        for width in HEAD_WIDTHS
+        if _runs(
+          name,
+          devices[0],
+          dtype=dtype,
+          value_dtype=dtype,
+          qk_width=width,
+          value_width=width,
+        )
+      ]
+      cells.append(_ranges(widths))
+    rows.append((f"`{name}`", where, *cells))
+  return tables.markdown(rows)
+
+
+def _ranges(widths):
+  """Widths of heads in words: "all", "up to 128", or one by one."""
+  if not widths:
+    return "no"
+  if len(widths) == len(HEAD_WIDTHS):
+    return "all"
+  if list(HEAD_WIDTHS[: len(widths)]) == widths:
+    return f"up to {widths[-1]}"
+  return ", ".join(map(str, widths))
+
+
+def _supported_options():
+  rows = [("backend", *ASKED)]
+  for name, devices in _backends().items():
+    cells = (
+      "yes" if _runs(name, devices[0], **asked) else "no"
+      for asked in ASKED.values()
+    )
+    rows.append((f"`{name}`", *cells))
+  return tables.markdown(rows)
+
+
+def _choice():
+  """What `auto` takes on each device."""
+  shown = patterns.Causal(), patterns.Local(64)
+  rows = [("device", *(f"`{pattern}`" for pattern in shown))]
+  for device, (platform, capability) in DEVICES.items():
+    with platforms.targeting(platform, capability):
+      chosen = (
+        registry.resolve("auto", _request("", platform, patterns=(pattern,)))
+        for pattern in shown
+      )
+      rows.append((device, *(f"`{name}`" for name in chosen)))
+  return tables.markdown(rows)
+
+
 def _document(public):
   """The signature and docstring of a function."""
   yield f"### {public.__name__}"
@@ -252,6 +379,7 @@ PAGES = {
   "patterns.md": _of_patterns,
   "config.md": _of_config,
   "api.md": _of_api,
+  "backends.md": _of_backends,
 }
 
 

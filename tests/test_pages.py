@@ -97,9 +97,8 @@ def test_pages_have_one_order_in_index_and_navigation_and_links():
   [
     "README",
     "docs/evidence",
-    "docs/speed",
-    "docs/accelerators",
-    "docs/kernels",
+    "docs/performance",
+    "docs/backends",
   ],
 )
 def test_no_number_of_a_page_is_typed_by_hand(name):
@@ -192,7 +191,6 @@ def test_page_names_only_tests_that_exist(page):
   "name",
   [
     "README",
-    "docs/tour",
     "docs/attend",
     "docs/patterns",
     "docs/architecture",

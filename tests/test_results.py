@@ -91,14 +91,18 @@ def test_pages_and_figures_are_those_of_the_records(capsys):
 
 def test_what_differs_is_corrected_and_reported(copy, capsys):
   before = runs.files(copy)
-  change(copy / "README.md", "| `Local(128)` | ", "| `Local(128)` | 1")
-  change(copy / "docs" / "speed.md", "| `ours` |", "| ours |")
+  change(copy / "README.md", "times as fast as", "times faster than")
+  change(copy / "docs" / "performance.md", "| `ours` |", "| ours |")
   change(copy / "docs" / "evidence.md", "| 17 bytes", "| 18 bytes")
   status, lines = check(capsys)
 
   assert status == 1
   assert len(lines) == 4
-  made = "README.md: speed", "docs/evidence.md: one_key", "docs/speed.md: peers"
+  made = (
+    "README.md: headline",
+    "docs/evidence.md: one_key",
+    "docs/performance.md: peers",
+  )
   assert lines[:3] == [f"{part} differs from the records" for part in made]
   assert runs.files(copy) == before
   assert check(capsys) == (0, [])

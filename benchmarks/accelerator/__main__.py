@@ -2,7 +2,7 @@
 
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
-docs/accelerators.md explains the parts. Each is a process, which is started
+docs/performance.md explains the parts. Each is a process, which is started
 again for what is left if an entry fails, hangs or ends it.
 """
 

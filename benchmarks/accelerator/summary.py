@@ -83,7 +83,7 @@ def _correctness(entries):
       error = math.inf if error is None else error
       errors[column] = max(errors.get(column, 0), error)
   columns = *TOLERANCES, LSE
-  yield "executor", *columns
+  yield "backend", *columns
   show = lambda x: "not finite" if x == math.inf else f"{x:.0e}"
   for executor, errors in worst.items():
     yield executor, *(show(errors[x]) if x in errors else "" for x in columns)

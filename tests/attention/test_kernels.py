@@ -161,7 +161,7 @@ def test_devices_may_have_more_keys_than_queries(part):
 
 
 def test_lowering_warns_of_one_deprecation_only():
-  """Pallas-Triton itself, known since JAX 0.11: see docs/kernels.md."""
+  """Pallas-Triton itself, known since JAX 0.11: see docs/backends.md."""
   gpu = AbstractDevice(
     "NVIDIA H100",
     num_cores=132,

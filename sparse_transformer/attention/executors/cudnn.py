@@ -24,7 +24,7 @@ class Cudnn(contract.Executor):
   """Runs heads that see all keys, or all until the query's position.
 
   It could also run windows, and columns as sequences of their own: Triton's
-  kernels were faster for those of 128 (docs/accelerators.md).
+  kernels were faster for those of 128 (docs/performance.md).
   """
 
   # "xla" runs the same on any platform.

@@ -2,9 +2,9 @@
 
   python -m benchmarks.attention [--cases=3072,growth] [--rounds=N]
 
-Writes results/attention-<machine>.json; docs/performance.md explains its columns.
-JAX and torch run in separate processes for each case, and only one of them
-computes at a time. `make bench` installs torch and the other peers from
+Writes results/attention-<machine>.json; docs/performance.md explains its
+columns. JAX and torch run in separate processes for each case, and only one of
+them computes at a time. `make bench` installs torch and the other peers from
 requirements-peers.txt; without them, only ours and JAX's run.
 """
 

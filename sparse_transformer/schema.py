@@ -153,32 +153,40 @@ class Data(Group):
   """What is modelled, and where it is read."""
 
   name: str = field(
-    "digits", "digits, cifar10, bytes: docs/data.md has all", affects="data"
+    "digits",
+    "data set: digits, cifar10, bytes, ...: docs/data.md",
+    affects="data",
   )
   path: str = field(
     "", "file or folder; empty: the data set's default place", affects="machine"
   )
   length: int = field(
-    1024, "symbols of a sequence, unless images", SIZE, affects="all"
+    1024, "tokens of a sequence, unless images", SIZE, affects="all"
   )
   documents: bool = field(
-    False, "keeps files or records of text apart", affects="all"
+    False, "no attention between files or records of text", affects="all"
   )
   columns: int = field(
-    128, "of text, embedded as (row, column)", SIZE, affects="all"
+    128,
+    "width of the grid in which positions of text are embedded",
+    SIZE,
+    affects="all",
   )
   orders: tuple[str, ...] = field(
-    (), "of images: rotation, jigsaw, ...: docs/data.md", NAMES, affects="all"
+    (),
+    "permutations of images: rotation, ...: docs/data.md",
+    NAMES,
+    affects="all",
   )
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
-    "train, validation, test, unless files or folders are named so",
+    "sizes of train, validation, test, unless names tell them",
     SHARES,
     affects="data",
   )
   splits: str = field(
     "auto",
-    "what tells the splits of a folder; auto: names, if they are clear",
+    "how splits are found; auto: by names, if they are clear",
     one_of("auto", "names", "fractions"),
     affects="data",
   )
@@ -189,20 +197,20 @@ class Data(Group):
     12_000, "samples per second of audio", integer(1, 1_000_001), affects="all"
   )
   symbols: int = field(
-    16, "number of symbols of repeat", integer(2, 257), affects="all"
+    16, "size of the alphabet of repeat", integer(2, 257), affects="all"
   )
   period: int = field(
-    256, "of repeat: positions from symbol to copy", SIZE, affects="all"
+    256, "positions from a symbol of repeat to its copy", SIZE, affects="all"
   )
   noise: float = field(
     0.0, "probability that repeat draws a copy anew", SHARE, affects="all"
   )
   pairs: int = field(
-    16, "keys with a value, of recall", integer(1, 128), affects="all"
+    16, "pairs of key and value, in recall", integer(1, 128), affects="all"
   )
   sizes: tuple[int, ...] = field(
     (96_000, 2_000, 2_000),
-    "train, validation, test of listops",
+    "sizes of train, validation, test of listops",
     SIZES,
     affects="all",
   )
@@ -214,7 +222,7 @@ class Model(Group):
 
   task: str = field(
     "generate",
-    "predicts symbols, or a label",
+    "predicts tokens, or a label",
     one_of("generate", "classify"),
     affects="all",
   )
@@ -223,7 +231,10 @@ class Model(Group):
     4, "heads of a block; they share the width", AMOUNT, affects="all"
   )
   key_heads: int = field(
-    0, "of keys, values; 0: num_heads", integer(0, 10_001), affects="all"
+    0,
+    "heads of keys and values; 0: num_heads",
+    integer(0, 10_001),
+    affects="all",
   )
   max_span: int = field(
     0, "longest learned span of a head; 0: none", affects="all"
@@ -233,7 +244,7 @@ class Model(Group):
   )
   positions: str = field(
     "learned",
-    "embedded, or rotating q and k",
+    "learned embeddings, or rotated queries and keys",
     one_of("learned", "rotary"),
     affects="all",
   )
@@ -248,23 +259,28 @@ class Model(Group):
     0.0, "rate, where residual branches end", FRACTION, affects="start"
   )
   token_std: float = field(
-    0.013, "deviation of token embeddings; images: 0.01", affects="start"
+    0.013,
+    "initial deviation of token embeddings; images: 0.01",
+    affects="start",
   )
   position_std: float = field(
-    0.007, "the same of position embeddings", affects="start"
+    0.007, "initial deviation of position embeddings", affects="start"
   )
   dtype: str = field(
     "float32",
-    "of activations; weights, norms and the loss are in float32",
+    "dtype of activations; weights, norms and the loss: float32",
     one_of("float32", "bfloat16", "float16"),
     affects="rounding",
   )
   remat: str = field(
-    "block", "what is recomputed backward", one_of(*REMATS), affects="nothing"
+    "block",
+    "what the backward pass recomputes",
+    one_of(*REMATS),
+    affects="nothing",
   )
   experts: int = field(
     0,
-    "MLPs of a mixture in every second block; 0: none",
+    "experts in the MLP of every second block; 0: none",
     Rule("0, or at least 2", lambda x: COUNT.accepts(x) and x != 1),
     affects="all",
   )
@@ -282,7 +298,7 @@ class Attention(Group):
   )
   mode: str = field(
     "interleaved",
-    "of factors: interleaved, merged, heads",
+    "how layers and heads get the factors of a pattern",
     affects="scores",
   )
   cycle: tuple[int, ...] = field(
@@ -316,7 +332,7 @@ class Attention(Group):
     "auto", "auto, dense, or the name of another backend", affects="machine"
   )
   check: bool = field(
-    True, "with auto, compares kernels with XLA at first", affects="nothing"
+    True, "with auto, first compares kernels with XLA", affects="nothing"
   )
 
 
@@ -326,7 +342,7 @@ class Optimizer(Group):
 
   name: str = field(
     "adamw",
-    "muon: for matrices of blocks",
+    "muon: for the matrices of blocks; adamw for the rest",
     one_of("adamw", "muon"),
     affects="start",
   )
@@ -353,7 +369,10 @@ class Optimizer(Group):
     0.01, "times the learning rate; of matrices only", affects="updates"
   )
   ema_decay: float = field(
-    0.999, "of the weights that are evaluated", SHARE, affects="updates"
+    0.999,
+    "decay of the averaged weights, which are evaluated",
+    SHARE,
+    affects="updates",
   )
 
 
@@ -363,18 +382,23 @@ class Train(Group):
 
   # JAX ignores the upper bits of larger seeds.
   seed: int = field(
-    0, "for weights, data order, dropout", integer(0, 2**32), affects="start"
+    0,
+    "seed of weights, data order, dropout",
+    integer(0, 2**32),
+    affects="start",
   )
   steps: int = field(
-    100_000, "updates; 0: saves the initial weights", affects="updates"
+    100_000,
+    "number of updates; 0: saves the initial weights",
+    affects="updates",
   )
   batch_size: int = field(
-    16, "sequences of an update, over all devices", SIZE, affects="updates"
+    16, "sequences per update, over all devices", SIZE, affects="updates"
   )
   init_from: str = field(
     "",
-    "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best, a"
-    " file of export or a released .npz; empty: random ones",
+    "averaged weights to start from: WORKDIR, WORKDIR:STEP, WORKDIR:best, an"
+    " exported file or a released .npz; empty: random weights",
     affects="start",
   )
   init_partial: bool = field(

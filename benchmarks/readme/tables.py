@@ -71,8 +71,9 @@ def headline() -> str:
     f"On an {found['device']['name']}, the forward and backward pass of sparse"
     f" patterns is **{min(ratios):.1f} to {max(ratios):.0f} times as fast as"
     f" cuDNN's dense causal attention**, at {min(lengths):,} to"
-    f" {max(lengths):,} positions in bfloat16. [Performance](docs/performance.md)"
-    " has every case, also those in which less is gained."
+    f" {max(lengths):,} positions in bfloat16."
+    " [Performance](docs/performance.md) has every case, also those in which"
+    " less is gained."
   )
 
 
@@ -269,8 +270,8 @@ def rates() -> str:
   return wrap(
     f"In {number} comparisons of small networks that tuned Muon's rate over few"
     f" steps, the best of three to five candidates was {first:g} for {most} of"
-    f" {best.total()} settings, {counts}. Not every comparison tried the largest"
-    " rates."
+    f" {best.total()} settings, {counts}. Not every comparison tried the"
+    " largest rates."
   )
 
 
@@ -327,9 +328,10 @@ def released() -> str:
   seconds, flops = found["processor_seconds"], found["flops_per_image"]
   return wrap(
     f"With random weights, the {found['parameters'] / 1e6:.0f}M network takes"
-    f" {seconds:.0f} s of one CPU core for {found['images']} images, so that the"
-    f" test split takes {seconds / found['images'] * split / 3600:.0f} hours. On"
-    f" a GPU, we estimate {flops * split / GPU_SPEED / 60:.1f} minutes, at"
+    f" {seconds:.0f} s of one CPU core for {found['images']} images, so that"
+    f" the test split takes {seconds / found['images'] * split / 3600:.0f}"
+    " hours. On a GPU, we estimate"
+    f" {flops * split / GPU_SPEED / 60:.1f} minutes, at"
     f" {GPU_SPEED / 1e12:.0f} TFLOP/s in float32. Converting the"
     f" {found['converted'] / 1e6:.0f}M network takes"
     f" {found['peak_bytes'] / 2**30:.1f} GiB. The follow-up computed everything"

@@ -21,20 +21,21 @@ def as_attention_fn(
   """An `attention_fn` for Flax, which runs `attend` with given patterns.
 
   The function is for `nnx.MultiHeadAttention` and
-  `linen.MultiHeadDotProductAttention`. With `decode=True`, these pass one query
-  and the mask of their cache, [batch..., 1, 1, n]. The query's position is that
-  of the last key which the mask shows in any sequence, so at least one sequence
-  must see the newest key. `dtype` and `is_causal` are honoured. Any other mask,
-  a bias, attention dropout, a `precision` and the storing of weights raise a
-  ValueError.
+  `linen.MultiHeadDotProductAttention`. With `decode=True`, these layers pass
+  one query and the mask of their cache, [batch..., 1, 1, n]. The query's
+  position is that of the last key that the mask shows in any sequence.
+  Therefore at least one sequence must see the newest key. `dtype` and
+  `is_causal` are supported. Any other mask, a bias, attention dropout, a
+  `precision`, and storing the weights raise a ValueError.
 
   Args:
     patterns: as in `attend`.
-    settings: as in `attend`, but for `first` and `return_lse`.
+    settings: as in `attend`, except `first` and `return_lse`.
 
   Returns:
     A function (query, key, value, ...) -> outputs, of arrays [batch..., n,
-    heads, width], which raises a ValueError for what it cannot honour.
+    heads, width]. It raises a ValueError for an argument that it does not
+    support.
 
   Raises:
     ValueError: a pattern is invalid.

@@ -48,54 +48,56 @@ def attend(
 
   B = batch, L = M = n positions, H = heads of queries, G = heads of keys and
   values, K = width of a head's queries and keys, E = width of its values. The
-  softmax is in float32 or wider. A query without keys gets output 0, lse -inf
-  and zero gradients. The batch axis may be omitted from all arrays.
+  softmax is computed in float32 or wider. A query without keys has output 0,
+  lse -inf and zero gradients. The batch axis may be omitted from all arrays.
 
-  On a mesh, each device runs on its own sequences, positions and heads. Devices
-  exchange nothing if only sequences and heads are split; if positions are, they
-  exchange only what patterns need. Where devices would get different patterns,
-  or parts of a key head, each runs all heads.
+  On a mesh, each device processes its own sequences, positions and heads. If
+  only sequences and heads are split, devices exchange nothing. If positions are
+  split, devices exchange only the keys that the patterns need. If devices would
+  have heads with different patterns, or parts of a key head, each device
+  computes all heads.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
       `jax_enable_x64`, float64.
     k_BMGK: keys [batch, n, key heads, K], in the dtype of the queries. G
-      divides H: query head h has key head h // (H // G).
+      divides H: query head h uses key head h // (H // G).
     v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    segments_BL: integers [batch, n] that fit in 32 bits, such as document
-      numbers, with another one for padding. Traced ones may not have 64 bits.
-      Only the pattern's pairs within one segment are used.
-      `Strided` and `Block` do not restart at each segment.
-    first: position of the first query, when there are fewer queries than keys;
-      an integer that may be traced, at most n - L. Segments are of all n keys.
-      Not for content-based patterns. Unless `backend` is "dense", plain XLA
-      runs these queries, in tiles of its own.
+    segments_BL: integers [batch, n] that fit in 32 bits, for example the
+      number of the document at each position, and another one for padding.
+      Only the pattern's pairs within one segment are used. `Strided` and
+      `Block` do not restart at each segment. Traced segments may not have 64
+      bits.
+    first: position of the first query, if there are fewer queries than keys:
+      an integer that may be traced, at most n - L. `segments_BL` still has all
+      n positions. Not supported for content-based patterns. Plain XLA runs
+      these queries, unless `backend` is "dense".
     sinks_H: a logit for each query head, which gets a share of the weights but
-      has no value. They get gradients.
-    bias_HD: numbers for each query head that are added to its scores, after
-      `softcap`, by distance: those of q - k from 1 - n to n - 1, or of equally
-      many more on both sides. They get gradients; -inf masks pairs, and tiles
-      with nothing else are skipped. Not for content-based patterns. Plain XLA
-      runs it.
+      has no value. Sinks get gradients.
+    bias_HD: numbers that are added to the scores of each query head, after
+      `softcap`, by distance q - k: from 1 - n to n - 1, or further by the same
+      amount on both sides. The bias gets gradients. -inf masks pairs, and tiles
+      that are masked entirely are skipped. Not supported for content-based
+      patterns. Plain XLA runs it.
     scale: factor of the scores, 1 / sqrt(K) by default; 0, or from 1e-18 to
       1e18 in size.
     softcap: c, where scores s become c tanh(s / c) after scaling, from 1e-18 to
       1e18; 0 for none.
-    directions: {pattern: what it is given}, without gradients. `Routing`
-      requires its centroids; `LSH` by default draws random vectors from its
-      seed. Both are [heads, directions, K], or with 1 for all heads. `Selected`
-      requires its blocks, int32 [batch, heads, n, num], or with 1 or G heads.
-    backend: "auto" runs tile by tile in linear memory, with the executor that
-      suits the default device; "dense" is the plain reference with n x n
-      memory; any other is the name of an executor.
+    directions: extra arrays, keyed by pattern; they get no gradients. `Routing`
+      requires its centroids. `LSH` draws random vectors from its seed by
+      default. Both are [heads, directions, K], with 1 for all heads. `Selected`
+      requires block numbers, int32 [batch, heads, n, num], with 1 or G heads.
+    backend: "auto" runs tile by tile in linear memory, with a backend that
+      suits the default device. "dense" is the plain reference with n x n
+      memory. Others are "batched", "streamed", "triton", "cudnn" and "mosaic".
     tile: positions on a side of a tile; 0 chooses automatically.
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
-      sequences, of positions and of heads. Within `jax.shard_map`, it is needed
-      if positions are split, and the arrays are what a device has. By default,
-      explicit axes follow the queries' type; automatic axes split sequences if
-      the division is even.
+      sequences, of positions and of heads. Within `jax.shard_map`, arrays are
+      those of a device, and `spec` is needed if positions are split. By
+      default, explicit axes follow the queries' type, and automatic axes split
+      sequences if they divide evenly.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:

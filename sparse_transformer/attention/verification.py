@@ -53,21 +53,21 @@ def verify(
 ) -> Report:
   """Compares what `attend` runs on this device with plain XLA in float32.
 
-  Outputs, log-sum-exp and gradients must agree: at few positions with those of
-  "dense", and at n with those of "batched". Content-based pairs are not
-  checked. A kernel that hangs or crashes does so in your process.
+  Outputs, log-sum-exp and gradients must agree with those of "dense" for a few
+  positions, and with those of "batched" for n positions. Content-based pairs
+  are not checked. A kernel that hangs or crashes does so in your process.
 
   Args:
-    patterns: those of `attend`.
-    shape: of the queries of a sequence, [n, heads, K].
-    dtype: of queries, keys and values.
-    key_heads: heads of keys and values; 0 for as many as of queries.
+    patterns: as in `attend`.
+    shape: shape of the queries of one sequence, [n, heads, K].
+    dtype: dtype of queries, keys and values.
+    key_heads: number of heads of keys and values; 0 for as many as queries.
     value_width: width of a head's values; 0 for K.
-    packed: whether there are segments, as of packed documents.
-    backend: that of `attend`.
+    packed: whether there are segments, as for packed documents.
+    backend: as in `attend`.
 
   Returns:
-    A `Report`, whose `faults` are empty if all agree.
+    A `Report`, whose `faults` are empty if everything agrees.
 
   Raises:
     ValueError: an argument is invalid.

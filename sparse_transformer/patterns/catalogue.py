@@ -85,10 +85,10 @@ class Dilated(Checked):
 class Strided(Checked):
   """Every `stride`-th key, counted back from the query: its column.
 
-  An offset counts back from that many positions after the query, which then
-  does not see itself. Offset 1 gives the column of the target: keys that hold
-  the bytes `stride`, 2 `stride`, ... before the target. Source: Child et al.
-  2019, section 4.3, with offset 0.
+  With an offset, keys are counted back from `offset` positions after the query,
+  and the query does not see itself. Offset 1 gives the column of the target:
+  keys that hold the bytes `stride`, 2 `stride`, ... before the target. Source:
+  Child et al. 2019, section 4.3, with offset 0.
   """
 
   stride: int
@@ -116,9 +116,9 @@ class Strided(Checked):
 class Block(Checked):
   """The keys so far in the query's own block of `size` positions.
 
-  Also the keys of the `previous` blocks before it. Bidirectional: all keys of
-  the block, and of as many blocks before and after it. Source: Child et al.
-  2019, section 4.3, A^(1) of fixed attention.
+  With `previous`, also the keys of that many blocks before it. Bidirectional:
+  all keys of the block, and of `previous` blocks before and after it. Source:
+  Child et al. 2019, section 4.3, A^(1) of fixed attention.
   """
 
   size: int
@@ -139,10 +139,10 @@ class Block(Checked):
 class Summary(Checked):
   """The summary columns so far, in every block of `size` positions.
 
-  They are the `shift`-th group of `width` positions, counted from the end of
-  the block: shift 0 is the last `width` positions. Heads may have distinct
-  groups. Bidirectional: the summary columns of all blocks. Source: Child et al.
-  2019, section 4.3, A^(2) of fixed attention.
+  The summary columns of a block are the `shift`-th group of `width` positions,
+  counted from its end: shift 0 is the last `width` positions. Different heads
+  may use different groups. Bidirectional: the summary columns of all blocks.
+  Source: Child et al. 2019, section 4.3, A^(2) of fixed attention.
   """
 
   size: int
@@ -244,9 +244,9 @@ class Global(Checked):
 class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
-  They are drawn from block number `first` up to `last` blocks before the
-  queries' own. Bidirectional: two blocks attend to each other if the later drew
-  the earlier.
+  Candidates start at block `first` and end `last` blocks before the query's
+  block. Bidirectional: two blocks attend to each other if the later one drew
+  the earlier one.
   """
 
   size: int
@@ -363,11 +363,11 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  Blocks have `block` positions. Keys are in an odd `window` of blocks around
-  the queries' own (if causal, in its first half), in the first `num_global`
-  blocks, and in `num_random` other past blocks. Source: Zaheer et al. 2020,
-  arXiv 2007.14062, where the last block is also global, and random blocks are
-  drawn from both sides.
+  A block has `block` positions. A query sees an odd number `window` of blocks
+  around its own (if causal, only the first half and its own), the first
+  `num_global` blocks, and `num_random` other past blocks. Source: Zaheer et al.
+  2020, arXiv 2007.14062, where the last block is also global, and random blocks
+  are drawn from both sides.
   """
 
   block: int = 64
@@ -456,7 +456,7 @@ class Column(_Raster):
 class Neighborhood(_Raster):
   """The pixels around the query's own, in all channels.
 
-  Causal: in its row and the `height - 1` rows above, `width // 2` columns to
+  Causal: its row and the `height - 1` rows above, `width // 2` columns to
   either side. Bidirectional: `height // 2` rows to either side.
   """
 

@@ -364,8 +364,9 @@ def grid(record: Record) -> tuple[Table, str]:
 def draw_curves(record: Record) -> "style.Figure":
   """A figure of validation bits by time and by steps.
 
-  Each curve ends in the score of the table, which is of the best checkpoint and
-  of the entire split, while curves may be of a part of it.
+  The marker at the end of a curve is the score of the table. It is not
+  connected, because it is of the best checkpoint and of the entire split, while
+  the curve may be of a part of it.
   """
   provenance = record["about"]
 
@@ -397,10 +398,11 @@ def _draw_panel(panel, record, axis):
 
     color = style.COLORS[i % len(style.COLORS)]
 
-    # The point after the last is the score; only this one has a marker.
+    # The last point is the score; only this one has a marker. A point that is
+    # not a number separates it from the curve.
     panel.plot(
-      np.append(band.x, band.x[-1]),
-      np.append(band.mean, scores[choice]),
+      np.append(band.x, [band.x[-1], band.x[-1]]),
+      np.append(band.mean, [np.nan, scores[choice]]),
       color=color,
       lw=1.6,
       marker=MARKERS[i % len(MARKERS)],

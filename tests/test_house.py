@@ -60,15 +60,15 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_113,
-  "benchmarks": 26_498,
-  "commands": 19_793,
+  "benchmarks": 27_408,
+  "commands": 19_818,
   "data": 14_333,
   "figures": 2_794,
-  "library": 135_222,
+  "library": 135_247,
   "model": 12_239,
   "patterns": 15_623,
   "targets": 3_723,
-  "tests": 165_323,
+  "tests": 165_322,
   "training": 25_604,
 }
 # Fields that no config file sets, by the reason for which they exist.

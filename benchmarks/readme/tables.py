@@ -41,8 +41,8 @@ def quickstart() -> str:
   bits = record.test_scores(record.read("digits"))[0]["bits_per_dim"]
   baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
-    f"It ends at about {bits:.2f} bits/dim on the test split, where a model of"
-    f" independent pixels scores {baseline:.2f}."
+    f"The quickstart ends at about {bits:.2f} bits/dim on the test split. A"
+    f" model of independent pixels scores {baseline:.2f}."
   )
 
 

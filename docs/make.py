@@ -266,7 +266,7 @@ def _of_api():
 def _of_backends():
   """What each backend supports, as its own `unsupported` says."""
   return dict(
-    widths=[_supported_widths()],
+    widths=[_widths(), _supported_widths()],
     options=[_supported_options()],
     choice=[_choice()],
   )
@@ -304,6 +304,15 @@ def _backends():
   """{name of a backend: the devices on which it runs}."""
   names = [name for name in registry.backends() if name != "auto"]
   return {name: [x for x in DEVICES if _runs(name, x)] for name in names}
+
+
+def _widths():
+  *widths, last = HEAD_WIDTHS
+  return _fill(
+    "This table lists the supported widths of heads in each dtype, for K = E."
+    f" Tried were {', '.join(map(str, widths))} and {last}. In float32,"
+    " `triton` limits only K to 64: E may be 128."
+  )
 
 
 def _supported_widths():

@@ -91,9 +91,9 @@ def speed() -> str:
     "These are forward and backward passes of 8 heads of width 64 in bfloat16"
     f" on an {found['device']['name']}, for 16 sequences of 3,072 positions, 4"
     " of 12,288 or 1 of 65,536. *Ideal* is the speed-up if time were"
-    " proportional to the number of pairs. Less is reached, because GPUs"
-    " compute whole tiles, also where only some of their pairs belong to the"
-    " pattern."
+    " proportional to the number of pairs. The measured speed-up is smaller,"
+    " because GPUs compute whole tiles, also where only some of their pairs"
+    " belong to the pattern."
   )
   parts = wrap(first), tables.markdown(rows).rstrip(), wrap(_steps())
   return "\n\n".join(parts)
@@ -233,8 +233,8 @@ def needs() -> str:
   last = (
     f"Hours are the median step on an {steps['device']['name']} times the steps"
     " of the config, without validation and checkpoints. Memory is the peak of"
-    " a compiled step, which was not run. It is with rematerialization"
-    " (`model.remat=block`): without it, `enwik8` needs"
+    " a compiled step, which was not run. All rows use rematerialization"
+    " (`model.remat=block`). Without it, `enwik8` needs"
     f" {_gib(kept)} GiB."
   )
   if dirty:

@@ -242,9 +242,10 @@ class Selected(_OfBlocks):
   """The past blocks of `size` keys that the caller selects for each query.
 
   The directions of the pattern are block numbers, int32 [batch, heads,
-  positions, num], or with 1 or the number of key heads: block b has the keys
-  from b * size to (b + 1) * size - 1, and -1 is none. Numbers out of range,
-  repeated ones, and blocks that do not end before the query, are left out.
+  positions, num]; instead of all heads, they may have 1 or the number of key
+  heads. Block b has the keys from b * size to (b + 1) * size - 1, and -1 stands
+  for no block. Numbers that are out of range or repeated, and blocks that do
+  not end before the query, are ignored.
   """
 
   size: int
@@ -273,10 +274,10 @@ class TopBlocks(_OfBlocks):
   """The `num` best of the past blocks of `size` keys, chosen by each query.
 
   The score of a block is the product of the query with the mean of its keys.
-  Blocks with keys of several segments are never chosen, nor is the query's own,
-  which is incomplete: use a union with `Block(size)` or `Local`. Source: Lu et
-  al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size) |
-  TopBlocks(size, k - 1)`.
+  Two kinds of blocks are never chosen: those with keys of several segments, and
+  the query's own, which is incomplete. To see it too, use a union with
+  `Block(size)` or `Local`. Source: Lu et al. 2025, arXiv 2502.13189, whose
+  top-k blocks are `Block(size) | TopBlocks(size, k - 1)`.
   """
 
   size: int

@@ -283,12 +283,13 @@ def compiling() -> str:
     if x["target"] == compiled.H100
   }
   titles = "config", "positions", "tracing and planning, s", "compiling, s"
-  rows = [titles]
+  rows = [(*titles, "commit")]
   for name in LENGTHS:
     (program,) = found[name]["programs"]
     length = Experiment(compiled.config_of(name)).model.length
     seconds = program["trace_seconds"], program["compile_seconds"]
-    rows.append((f"`{name}`", f"{length:,}", *map(str, seconds)))
+    commit = found[name]["commit"]
+    rows.append((f"`{name}`", f"{length:,}", *map(str, seconds), commit))
   return tables.markdown(rows)
 
 

@@ -68,7 +68,9 @@ if __name__ == "__main__":
   flags.DEFINE_list(
     "min_context", ["0"], "Fewest positions before scored ones."
   )
-  flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
+  flags.DEFINE_list(
+    "order", [], "Permutations of images: NAME=LABEL, see docs/data.md."
+  )
   flags.DEFINE_enum(
     "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
   )

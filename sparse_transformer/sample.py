@@ -177,7 +177,9 @@ if __name__ == "__main__":
   flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
   flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
   flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")
-  flags.DEFINE_integer("length", None, "Symbols; default: data.length.", 1)
+  flags.DEFINE_integer("length", None, "Tokens; default: data.length.", 1)
   flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
-  flags.DEFINE_list("order", [], "Of images: NAME=LABEL, see docs/data.md.")
+  flags.DEFINE_list(
+    "order", [], "Permutations of images: NAME=LABEL, see docs/data.md."
+  )
   cli.run(main, cli.on_workdir)

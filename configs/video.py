@@ -10,10 +10,9 @@ frames, so that no stretch is in two splits. vtest.avi is a sample of OpenCV's.
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy
 
-Expected after 400 steps, mean of 3 seeds: 1.34 bits/dim of the validation split
-(docs/evidence.md); with --config.attention.pattern="Local(24)", which cannot
-see the frame before, and --config.optimizer.learning_rate=0.01: 4.48. A table
-of counts has 0.96 on the frames after the first, the column 1.11.
+Expected after 400 steps, mean of 3 seeds: 1.34 bits/dim of the validation
+split, and 1.11 on the frames after the first, of which a table of counts of
+neighboring changes has 0.96 (benchmarks/counts.py): train for longer.
 108,992 parameters.
 """
 

@@ -100,7 +100,7 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   assert len(lines) == 4
   made = (
     "README.md: headline",
-    "docs/evidence.md: one_key",
+    "docs/evidence.md: longer",
     "docs/performance.md: peers",
   )
   assert lines[:3] == [f"{part} differs from the records" for part in made]

@@ -5,7 +5,6 @@ interval, of Welch's for a difference. Receptive fields are computed from the
 patterns, layers and lengths of the records.
 """
 
-import itertools
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -37,12 +36,8 @@ TRAINED = {
 }
 SPLITS = "test", "validation"
 ABOVE_BACK, SEES_ABOVE = 96, "sees the byte above"
-SEES_FRAME = "sees the pixel one frame back"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
-# Of clips: the column of the target, and the pixels around it a frame before.
-VIDEO = "Local(16) | Strided(256, 1)"
-AROUND = " | ".join(f"Local({i}) - Local({i - 3})" for i in (241, 257, 273))
 # By record: its setting, the column of the target, and the paper's.
 WINDOW = "Local(36)"  # beside them in all three
 COLUMNS = {
@@ -54,38 +49,13 @@ COLUMNS = {
     "Local(48), Strided(96)",
   ),
 }
-# By pattern, what it holds of an image, and of one that is stored by planes.
+# By pattern, what it holds of an image.
 HOLDS = {
   ABOVE: "16 bytes before the target, and the byte above it",
   "Local(17)": "17 bytes before the target",
   "Local(16) | Local(104) - Local(88)": "16 before it, and 16 around that byte",
   "Local(97)": "97 bytes before the target, and so the byte above it",
   COLUMN: "16 bytes before the target, and all above it",
-}
-NEAR = "Local(8) | Local(34) - Local(29)"
-PLANES = "Local(1026) - Local(1021) | Local(2050) - Local(2045)"
-IN_PLANES = {
-  f"{NEAR} | {PLANES}": "13 near, 5 in each earlier plane",
-  "Local(17) | Strided(1024, 1)": "17 before it, its pixel in earlier planes",
-  "Local(10) | Local(36) - Local(28)": "10 before it, 8 above",
-  "Local(18)": "18 before it",
-}
-# Earlier frames in which a pattern has the target's pixel; records of films.
-FRAMES = {
-  "Local(24)": "none",
-  "Local(16) | Strided(256)": "all, one byte off",
-  "Local(23) | Strided(256, 1) & Local(257)": "1",
-  f"Local(16) | {AROUND}": "1, and around it",
-  "Local(20) | Strided(256, 1) & Local(1025)": "4",
-  VIDEO: "all",
-}
-NOISY = "noise of ±2"
-FILMS = {
-  "as filmed": ("video_clips",),
-  "other seeds": ("video_seed10", "video_seed11"),
-  "1,600 steps": ("video_longer",),
-  NOISY: ("video_noisy",),
-  "trained on `bikes`": ("video_moving",),
 }
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
@@ -94,20 +64,6 @@ ORDERS = {
     "('rotation','transposition','jigsaw')",
     "() with data.name=digits_puzzles",
   ),
-}
-# By file of a record's scores: videos on which no network was trained.
-OTHER_VIDEOS = {
-  "carphone.npy": "another camera",
-  "bikes.npy": "`bikes`",
-}
-# Without a network, by what they see: only this frame, and also the one before.
-ONE_FRAME = "`FFV1`", "linear, 12 pixels"
-TWO_FRAMES = "linear, 21 pixels", "`x264 -qp 0`"
-# Of all frames but the first: the bytes that a table of counts sees.
-COUNTS = {
-  "counts, 256 contexts": "1",
-  "counts, 289 contexts": "5",
-  "counts, 4,913 contexts": "6",
 }
 # On the test split of CIFAR-10, without augmentation.
 PUBLISHED_BITS = "2.80"  # Child et al. 2019, Table 1
@@ -162,6 +118,16 @@ def repeated() -> Iterator[str]:
   yield records(name)
 
 
+def _early(found, steps):
+  """{choice: mean bits of validation at some steps of its runs}."""
+  bits: dict[str, list[list[float]]] = {}
+  for run in found["runs"]:
+    curve = run["curve"]
+    at = dict(zip(curve["steps"], curve["bits_per_dim"], strict=True))
+    bits.setdefault(run["choice"], []).append([at[step] for step in steps])
+  return {choice: np.mean(of_runs, 0) for choice, of_runs in bits.items()}
+
+
 def columns() -> Iterator[str]:
   """All patterns of three comparisons with the column of the target."""
   titles = "network, budget", "pattern", "keys", "receptive field"
@@ -199,22 +165,12 @@ def _pair(name, about, *choices):
   return about, *map(interval, found), interval(*found[::-1])
 
 
-def one_key() -> Iterator[str]:
-  """The byte above the target in place of a key of a window."""
-  back = ABOVE_BACK, SEES_ABOVE
-  yield _scores("cifar10_above", ABOVE, "what it holds", HOLDS, *back)
-  yield records("cifar10_above")
-
-
 def longer() -> Iterator[str]:
   """How patterns rank early and late in training."""
   name, steps = "cifar10_longer", (500, 2000, 6000)
   holds = {_pattern(choice): about for choice, about in HOLDS.items()}
-  found, early = record.read(name), {}
-  for run in found["runs"]:
-    curve = run["curve"]
-    bits = dict(zip(curve["steps"], curve["bits_per_dim"], strict=True))
-    early.setdefault(run["choice"], []).append([bits[x] for x in steps])
+  found = record.read(name)
+  early = _early(found, steps)
   seen = receptive.fields(found, ABOVE_BACK)
   titles = "what it holds", "keys", "receptive field", SEES_ABOVE
   titles += *(f"{x:,}" for x in steps), "6,000, all images"
@@ -223,7 +179,7 @@ def longer() -> Iterator[str]:
   base = scores[_pattern(ABOVE)]
   for row in found["rows"]:
     choice, own = _pattern(row["choice"]), row["values"]
-    means = (f"{x:.2f}" for x in np.mean(early[row["choice"]], 0))
+    means = (f"{x:.2f}" for x in early[row["choice"]])
     gap = interval(own, base) if own != base else ""
     cells = holds[choice], f"{row['keys']:.1f}", *seen[row["choice"]], *means
     rows.append((*cells, interval(own), gap))
@@ -231,163 +187,9 @@ def longer() -> Iterator[str]:
   yield records(name)
 
 
-def planes() -> Iterator[str]:
-  """Images stored by planes: the pixel that is known in another color."""
-  name, ends = "cifar10_planar", (1024, 2048, 3072)
-  seen = receptive.fields(record.read(name), ends[0])
-  titles = "a query holds", "keys in each", "receptive field"
-  titles += "sees an earlier plane", "bits/dim"
-  rows = [(*titles, "red", "green", "blue")]
-  for choice in rows_of(name, "choice"):
-    ((pattern,),) = _pattern(choice)
-    keys = np.diff([0, *map(pattern.pairs, ends)]) / 1024
-    counted = ", ".join(f"{x:.0f}" for x in keys)
-    cells = IN_PLANES[choice], counted, *seen[choice]
-    bits = _by_part(name, 3, pattern=choice, split="validation")
-    rows.append((*cells, *map(interval, (values(name, choice), *bits.T))))
-  yield tables.markdown(rows)
-  yield records(name)
-
-
-def _by_part(name, number, **of):
-  """Bits in equal parts of sequences, [seeds, parts], of some evaluations."""
-  scores = record.read(name)["evaluations"]
-  bits = [x["by_position"] for x in scores if of.items() <= x.items()]
-  return np.reshape(bits, (len(bits), number, -1)).mean(2)
-
-
 def _shown(choice):
   """The text of a pattern, with parentheses where & binds before |."""
   return re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
-
-
-def _scores(name, than, title, abouts, back, sees):
-  """All patterns of a comparison of images, the best first."""
-  titles = "pattern", title, "keys", "receptive field", sees
-  rows = [(*titles, "rate", "bits/dim", "minus the first")]
-  found = record.read(name)
-  base, rates = values(name, than), found["tuning"]["best"]
-  seen = receptive.fields(found, back)
-  for row in found["rows"]:
-    choice, own = row["choice"], row["values"]
-    cells = f"`{_shown(choice)}`", abouts[choice], f"{row['keys']:.1f}"
-    gap = interval(own, base) if own != base else ""
-    rows.append((*cells, *seen[choice], rates[choice], interval(own), gap))
-  return tables.markdown(rows)
-
-
-def video() -> Iterator[str]:
-  """Patterns on clips of one camera, and where they were not trained."""
-  name = "video_clips"
-  yield _scores(name, VIDEO, "earlier frames", FRAMES, 256, SEES_FRAME)
-  titles = "earlier frames, or a model without a network", "receptive field"
-  titles += "test", "frame 1", "frames 2 to 16"
-  rows, seen = [(*titles, *OTHER_VIDEOS.values())], fields_of_videos()
-  for choice, about in FRAMES.items():
-    test = dict(pattern=choice, split="test")
-    frames = _by_part(name, 16, data="", **test)
-    found = [frames.mean(1), frames[:, 0], frames[:, 1:].mean(1)]
-    found += [_by_part(name, 1, data=x, **test)[:, 0] for x in OTHER_VIDEOS]
-    rows.append((about, seen[choice], *map(interval, found)))
-  known = rows_of("baselines_video")
-  for model in (*ONE_FRAME, *TWO_FRAMES, *COUNTS):
-    bits, others = f"{known[model]['test']:.3f}", [""] * len(OTHER_VIDEOS)
-    scores = ("", "", bits) if model in COUNTS else (bits, "", "")
-    rows.append((model, COUNTS.get(model, ""), *scores, *others))
-  yield tables.markdown(rows)
-  copied = 100 * known[next(iter(COUNTS))]["copied"]
-  about = "Of the bytes of test frames 2 to 16"
-  yield f"{about}, {copied:.0f} % equal the byte one frame back."
-  yield records(name, "baselines_video")
-
-
-def fields_of_videos() -> dict[str, str]:
-  """{pattern of `FRAMES`: bytes of the receptive field}."""
-  seen = receptive.fields(record.read("video_clips"))
-  return {choice: cells[0] for choice, cells in seen.items()}
-
-
-def equal_time() -> Iterator[str]:
-  """Dense attention, also on shorter clips, in as much processor time."""
-  name = "video_dense"
-  found = record.read(name)
-  seen = receptive.fields(found, 256)
-  titles = "pattern", "frames of a clip", "receptive field", SEES_FRAME
-  titles += "rate", "steps", "bits/dim"
-  rows = [(*titles, "frames 2 to 4 of each 4")]
-  for row in found["rows"]:
-    pattern, data = row["choice"].split(" with ")
-    length = 4 if "clips4" in data else 16
-    own = dict(pattern=pattern, length=256 * length, split="validation")
-    parts = _by_part(name, length, **own)[:, np.arange(length) % 4 > 0]
-    scores = map(interval, (row["values"], parts.mean(1)))
-    about = found["tuning"]["best"][row["choice"]], f"{row['steps']:.0f}"
-    cells = f"`{pattern}`", str(length), *seen[row["choice"]]
-    rows.append((*cells, *about, *scores))
-  yield tables.markdown(rows)
-  yield records(name)
-
-
-def frames() -> Iterator[str]:
-  """Bits by how many earlier frames show the target's pixel."""
-  rows, bits = [("earlier frames", "receptive field", *FILMS)], {}
-  seen = fields_of_videos()
-  for film, names in FILMS.items():
-    for row in (row for name in names for row in record.read(name)["rows"]):
-      bits.setdefault((film, _pattern(row["choice"])), []).extend(row["values"])
-  for choice, about in FRAMES.items():
-    found = [bits.get((film, _pattern(choice)), []) for film in FILMS]
-    rows.append((about, seen[choice], *map(interval, found)))
-  *_, one, around, four, every = map(_pattern, FRAMES)
-  for about, pattern in ("4", four), ("all", every):
-    gaps = []
-    for film in FILMS:
-      rivals = [bits[film, x] for x in (one, around) if (film, x) in bits]
-      gaps.append(interval(min(rivals, key=np.mean), bits[film, pattern]))
-    rows.append((f"best of 1, minus {about}", "", *gaps))
-  # The entropy of the noise, and that of the difference of two noisy copies.
-  noise = np.full(5, 1 / 5)
-  known = {"(the noise)": noise, "(one copy)": np.convolve(noise, noise)}
-  for about, p in known.items():
-    cell = f"{scipy.stats.entropy(p, base=2):.3f}"
-    rows.append((about, "", *(cell if x == NOISY else "" for x in FILMS)))
-  yield tables.markdown(rows)
-  yield records(*itertools.chain(*FILMS.values()))
-
-
-def beside_counts() -> Iterator[str]:
-  """Frames 2 to 16 of validation: networks, and tables of counts."""
-  films = {
-    "as filmed": ("video_clips", "baselines_video"),
-    "1,600 steps": ("video_longer", "baselines_video"),
-    NOISY: ("video_noisy", "baselines_video_noisy"),
-  }
-  rows, seen = (
-    [("earlier frames", "receptive field", *films)],
-    fields_of_videos(),
-  )
-  *_, one, around, four, every = FRAMES
-  for choice in (one, around, four, every):
-    found = [_later(name, choice) for name, _ in films.values()]
-    rows.append((FRAMES[choice], seen[choice], *map(interval, found)))
-  for model, size in COUNTS.items():
-    known = [rows_of(name)[model] for _, name in films.values()]
-    cells = (f"{row['validation']:.3f}" for row in known)
-    rows.append((model, size, *cells))
-  yield tables.markdown(rows)
-  yield records(*dict.fromkeys(itertools.chain(*films.values())))
-
-
-def _later(name, choice):
-  """Bits after frame 1 of a choice's runs, where they have an evaluation."""
-  kept = rows_of(name, "choice").get(choice, {}).get("values", [])
-  scores = [
-    x["by_position"]
-    for x in record.read(name)["evaluations"]
-    if (x["pattern"], x["split"]) == (choice, "validation")
-    and x["bits_per_dim"] in kept
-  ]
-  return [np.mean(bits[len(bits) // 16 :]) for bits in scores]
 
 
 def _pattern(choice):

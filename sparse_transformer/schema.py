@@ -256,7 +256,10 @@ class Model(Group):
     False, "halves MLPs, and widths of queries and keys", affects="all"
   )
   dropout: float = field(
-    0.0, "rate, where residual branches end", FRACTION, affects="start"
+    0.0,
+    "rate, where residual branches end; within 0.5 % of it",
+    FRACTION,
+    affects="start",
   )
   token_std: float = field(
     0.013,

@@ -13,6 +13,7 @@ from jax import lax
 from sparse_transformer import attention
 from sparse_transformer.model import sharding
 from sparse_transformer.model.configure import Config
+from sparse_transformer.model.dropout import dropout
 
 # Marks a function that ends with a product. The backward pass needs the
 # operands, not the product: cheap to recompute, and large to keep.
@@ -59,7 +60,6 @@ class ResidualBlock(nnx.Module):
     )
     self.mlp_norm = norm()
     self._init_mlp(rngs)
-    self.dropout = nnx.Dropout(config.dropout)
 
   def _init_mlp(self, rngs):
     self.mlp_in, self.mlp_out = make_mlp(self.config, rngs)
@@ -136,10 +136,12 @@ class ResidualBlock(nnx.Module):
     b_BLD = _linear(activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, rng), {}
 
-  @jax.named_scope("dropout")
   def _drop(self, x_BLD, rng):
+    rate = self.config.dropout
     x_BLD = x_BLD.astype(jnp.float32)
-    return self.dropout(x_BLD, deterministic=rng is None, rngs=rng)
+    if rng is None or not rate:
+      return x_BLD
+    return dropout(x_BLD, rng, rate)
 
 
 def rematerialized(apply: Callable, remat: str) -> Callable:

@@ -1,0 +1,99 @@
+"""Dropout whose masks are drawn as packed bits, 32 values in a word."""
+
+import fractions
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+WORD = 32  # bits
+# How far the share of dropped values may be from the rate: relative to the
+# rate, or to the share of kept values if that is smaller.
+TOLERANCE = fractions.Fraction(1, 200)
+
+
+def share(rate: float) -> fractions.Fraction:
+  """Rounds a rate of dropout to the share of values that are dropped.
+
+  Each binary digit of the share costs a random bit for each value. The share
+  has as few digits as `TOLERANCE` permits.
+
+  Args:
+    rate: at least 0 and below 1.
+
+  Example: 0.25 is exact, 0.4 is rounded to 51/128, and 0.1 to 51/512.
+  """
+  exact = fractions.Fraction(rate)
+  largest_error = TOLERANCE * min(exact, 1 - exact)
+
+  # It ends, because a float has finitely many binary digits.
+  denominator = 1
+  rounded = fractions.Fraction(round(exact))
+  while abs(rounded - exact) > largest_error:
+    denominator *= 2
+    rounded = fractions.Fraction(round(exact * denominator), denominator)
+  return rounded
+
+
+@jax.named_scope("dropout")
+def dropout(x_BLD: jax.Array, key: jax.Array, rate: float) -> jax.Array:
+  """Sets a share of the values to 0, and divides the others by the rest.
+
+  What is dropped depends on the key and the shape alone, not on how arrays are
+  split over devices.
+
+  Args:
+    x_BLD: floating-point values.
+    key: for the mask.
+    rate: the share of values to drop, which `share` rounds.
+
+  Returns an array of the same shape and dtype; its expected value is `x_BLD`.
+  Source: Srivastava et al. 2014, "Dropout".
+  """
+  dropped = share(rate)
+  is_dropped_BLD = _mask(key, x_BLD.shape, dropped)
+  # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
+  # read them in each of these.
+  return lax.select(
+    is_dropped_BLD,
+    jnp.zeros_like(x_BLD),
+    x_BLD / float(1 - dropped),
+  )
+
+
+def _mask(key, shape, dropped):
+  """Draws which values are dropped, each with probability `dropped`.
+
+  A value is dropped if a random number in [0, 1) is less than `dropped`, whose
+  denominator is a power of two. The numbers of 32 values are compared at once,
+  digit by digit: a word has one digit of each.
+
+  Returns bool of the shape.
+  """
+  batch, length, width = shape
+  digits = dropped.denominator.bit_length() - 1
+  # A word has the bits of neighboring positions. It has those of one feature:
+  # features are contiguous in memory, and are computed as vectors.
+  num_words = -(-length // WORD)
+  words = batch, num_words, width
+  ones = jax.random.bits(key, (digits, *words), jnp.uint32)
+
+  # From the last digit to the first. A digit decides, unless those of the
+  # number and of `dropped` are equal. With a one of `dropped`, a number with a
+  # zero is less; with a zero, a number with a one is not. A random bit that is
+  # set stands for a zero of the number.
+  is_less = jnp.zeros(words, jnp.uint32)
+  for place in range(digits):
+    if dropped.numerator >> place & 1:
+      is_less |= ones[place]
+    else:
+      is_less &= ones[place]
+
+  # Kept in memory: it would be fused with what follows, and be drawn again for
+  # each bit of a word.
+  is_less = lax.optimization_barrier(is_less)
+
+  bits = jnp.arange(WORD, dtype=jnp.uint32)[None, None, :, None]
+  is_less = is_less[:, :, None] >> bits & 1
+  mask = is_less.astype(bool).reshape(batch, num_words * WORD, width)
+  return mask[:, :length]

@@ -23,7 +23,6 @@ def get_config():
   config.model.token_std = 0.1
   config.model.position_std = 0.1
   config.model.dtype = "float32"
-  config.model.remat = "none"
 
   config.attention.cycle = (1, 0)
 

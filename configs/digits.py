@@ -26,7 +26,6 @@ def get_config():
   config.model.dropout = 0.1
   config.model.token_std = 0.1
   config.model.position_std = 0.1
-  config.model.remat = "none"  # small enough to store all activations
 
   config.attention.stride = 8
   config.attention.window = 8

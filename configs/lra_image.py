@@ -34,7 +34,6 @@ def get_config():
   config.model.dropout = 0.3
   config.model.token_std = 0.1
   config.model.position_std = 0.1
-  config.model.remat = "none"
 
   config.attention.pattern = "fixed"
   config.attention.mode = "merged"

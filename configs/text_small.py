@@ -31,7 +31,6 @@ def get_config():
   # first thousand steps.
   config.model.token_std = 0.1
   config.model.position_std = 0.1
-  config.model.remat = "none"
 
   config.attention.pattern = "fixed"
   config.attention.mode = "merged"

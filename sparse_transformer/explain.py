@@ -3,10 +3,11 @@
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
 Prints attention by pattern; what positions see through the network; the FLOPs
-of a training step, and the bytes of its state; the cache for decoding; what
-would run attention on other devices; with --compile, also the memory of the
-step, compiled for this machine. --json prints one JSON object. Draws the
-patterns into --out. Trains nothing, reads data of images and labelled only.
+of a training step, and the bytes of its state; what its backward pass
+recomputes; the cache for decoding; what would run attention on other devices;
+with --compile, also the memory of the step, compiled for this machine. --json
+prints one JSON object. Draws the patterns into --out. Trains nothing, reads
+data of images and labelled only.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
@@ -106,7 +107,7 @@ def _draw_heads(args):
 def _explain(args):
   """Prints what an experiment costs and sees, and draws its patterns."""
   from sparse_transformer.figures import masks
-  from sparse_transformer.training import banner
+  from sparse_transformer.training import banner, costs, rematerialization
   from sparse_transformer.training.experiment import Experiment
   from sparse_transformer.training.reports import network_report
 
@@ -117,13 +118,18 @@ def _explain(args):
   report = network_report.describe(experiment.config, model)
   if args.compile:
     # Compiled for the devices here, which takes as long as the start of a run.
-    memory = experiment.compile_step().memory_analysis()
+    sizes = experiment.mesh.shape
+    state = costs.bytes_on_device(experiment.like, sizes)
+    step = rematerialization.choose(experiment, state=state)
+    memory = step.program.memory_analysis()
     parts = dict(
       arguments=memory.argument_size_in_bytes,
       temporaries=memory.temp_size_in_bytes,
     )
     compiled = parts | dict(total=sum(parts.values()))
-    report = dataclasses.replace(report, compiled=compiled)
+    report = dataclasses.replace(
+      report, compiled=compiled, remat=step.why or report.remat
+    )
 
   # Named as the run, or as the config file.
   path = args.workdir or config_flags.get_config_filename(args["config"])

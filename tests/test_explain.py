@@ -122,7 +122,8 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   assert "byte above the target, t-8" in err
   columns = next(row for row in out.splitlines() if row.startswith("pattern"))
   assert all(name in columns for name in network_report.COLUMNS)
-  for text in str(patterns.Local(2)), "sees  ", "1,196,416":
+  recomputed = "model.remat=auto: the first of none, block_but_attention, block"
+  for text in str(patterns.Local(2)), "sees  ", "1,196,416", recomputed:
     assert text in out
   assert [path.name for path in tmp_path.iterdir()] == ["patterns.png"]
 
@@ -133,6 +134,7 @@ def test_command_prints_a_table_and_draws(tmp_path, capsys):
   parameters = result["network"]["parameters"]
 
   assert compiled["arguments"] > 3 * 4 * parameters
+  assert result["remat"].startswith("model.remat=none: none needs ")
 
 
 # Heads of a run.

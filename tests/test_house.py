@@ -74,7 +74,7 @@ LIMITS = {
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {
   "of the machine": "attention.backend attention.check train.accumulation"
-  " mesh.data mesh.fsdp mesh.sequence mesh.tensor",
+  " model.remat mesh.data mesh.fsdp mesh.sequence mesh.tensor",
   "of one run": "train.seed train.init_from train.init_partial checkpoint.keep",
   "of data that a user has": "data.documents data.vocab_size data.noise"
   " data.sizes data.splits",

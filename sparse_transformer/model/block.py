@@ -149,7 +149,8 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
 
   Args:
     apply: (x_BLD, cache, layer, ...), where the layer is static.
-    remat: of `schema.REMATS`.
+    remat: of `schema.REMATS`; "auto", for which no program is chosen yet, is
+      the same as "block".
   """
   if remat == "none":
     return apply

@@ -16,12 +16,12 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import use_abstract_mesh
 
-from sparse_transformer import attention, config as config_lib
+from sparse_transformer import attention, config as config_lib, schema
 from sparse_transformer.attention import Request, platforms, registry
 from sparse_transformer.model import sharding
 from sparse_transformer.patterns import shorten
-from sparse_transformer.targets import hardware, hlo
-from sparse_transformer.training import costs
+from sparse_transformer.targets import compilers, hardware, hlo
+from sparse_transformer.training import costs, rematerialization
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
@@ -72,17 +72,13 @@ def _answer(request):
   experiment = Experiment(config, devices=tuple(devices))
   mesh.check_batch(config, experiment.mesh.shape)
   requests = costs.attention_requests(config, experiment.model, target.compiler)
+  remat = config.model.remat
   if request["part"] == "attention":
-    programs = list(_attention(experiment, requests, **request["options"]))
+    programs = _attention(experiment, requests, **request["options"])
+    reports = [_report(x, experiment, target) for x in programs]
   else:
-    programs = [
-      Program(
-        name="training step",
-        requests=requests,
-        function=experiment.update,
-        arguments=(experiment.like, experiment.batch_like()),
-      )
-    ]
+    remat, report = _report_step(experiment, requests, target)
+    reports = [report]
 
   return dict(
     target=str(target),
@@ -92,10 +88,44 @@ def _answer(request):
     part=request["part"],
     batch_size=config.train.batch_size,
     accumulation=config.train.accumulation,
-    remat=config.model.remat,
+    remat=remat,
     jax=jax.__version__,
-    programs=[_report(x, experiment, target) for x in programs],
+    programs=reports,
   )
+
+
+def _report_step(experiment, requests, target):
+  """Reports a training step; with `model.remat=auto`, what a run would choose.
+
+  Args:
+    experiment: the experiment, on the devices of the target.
+    requests: of its attention.
+    target: the devices.
+
+  Returns (what the backward pass recomputes, an item of "programs").
+  """
+  asked = experiment.config.model.remat
+  remats = schema.REMATS if asked == "auto" else (asked,)
+  for remat in remats:
+    variant = experiment.with_remat(remat)
+    program = Program(
+      name="training step",
+      requests=requests,
+      function=variant.update,
+      arguments=(variant.like, variant.batch_like()),
+    )
+    report = _report(program, variant, target)
+    if report["compiles"] and _has_room(report["memory"], target):
+      break
+  return remat, report
+
+
+def _has_room(memory, target):
+  """Whether a run would choose a program that needs this memory."""
+  # What JAX allocates by default, without the state.
+  fraction = compilers.DEFAULT_FRACTION if target.compiler == "cuda" else 1
+  free = fraction * target.memory - memory["arguments"]
+  return memory["temporaries"] <= rematerialization.SHARE * free
 
 
 def _devices(target: hardware.Target) -> list[jax.Device]:

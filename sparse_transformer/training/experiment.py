@@ -185,20 +185,28 @@ class Experiment:
       out_shardings=(self._shardings, everywhere),
     )
 
-  def compile_step(self, dtype: Any = None) -> Any:
-    """Compiles `update`, which may take minutes, once for each dtype.
+  def compile_step(self, remat: str, dtype: Any = None) -> Any:
+    """Compiles `update`, which may take minutes, once for the same arguments.
 
     Args:
+      remat: what the backward pass recomputes, from `rematerialization.choose`.
       dtype: of batches; by default that of `batch_like`.
 
     Returns the compiled program, which is called as `update` is.
     """
-    if dtype not in self._programs:
+    key = remat, dtype
+    if key not in self._programs:
       inputs = self.like, self.batch_like(dtype), schedule(self.config)
+      update = self.with_remat(remat).update
       with jax.set_mesh(self.mesh):
-        self._programs[dtype] = self.update.lower(*inputs).compile()
+        self._programs[key] = update.lower(*inputs).compile()
 
-    return self._programs[dtype]
+    return self._programs[key]
+
+  def with_remat(self, remat: str) -> "Experiment":
+    """This experiment with another value of `model.remat`, on the same data."""
+    config = self.config.replace(**{"model.remat": remat})
+    return Experiment(config, self.devices, self.source)
 
   @functools.cached_property
   def mesh(self) -> Mesh:

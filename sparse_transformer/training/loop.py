@@ -31,6 +31,7 @@ from sparse_transformer.training import (
   kernel_check,
   metrics,
   optimizer,
+  rematerialization,
   warm_start,
   workdir as workdir_lib,
 )
@@ -136,7 +137,7 @@ def train(
         state, start = warm_start.first_state(experiment)
 
       processes.decide(lambda: banner.introduce(experiment, workdir, limit))
-      program = _compile(experiment, step=resumed or 0)
+      program = _compile(experiment, saver, resumed)
       with metrics.Writer(
         workdir,
         step=-1 if resumed is None else resumed,
@@ -327,29 +328,46 @@ def _changing_results(changes):
   return [x for x in changes if schema.affects(x) not in config_lib.TO_RESUME]
 
 
-def _compile(experiment, step):
+def _compile(experiment, saver, step):
   """Compiles the training step; returns None if no step is left.
+
+  Args:
+    experiment: the run's.
+    saver: of the run; its checkpoints will say what the step recomputes.
+    step: of the checkpoint to resume from; None if there is none.
 
   Raises ValueError if it needs more memory than is free.
   """
-  if step >= experiment.config.train.steps:
+  if (step or 0) >= experiment.config.train.steps:
     return None
 
   processes.say("compiling")
   began = time.perf_counter()
   dtype = experiment.examples[0].dtype
-  program = processes.together(lambda: experiment.compile_step(dtype))
+  kept = processes.decide(lambda: _kept_remat(saver.saved, step))
+  program, remat, why = rematerialization.choose(experiment, dtype, kept=kept)
+  saver.provenance["remat"] = remat
 
   # A run that does not fit ends here, if XLA knows what its program needs.
   # Later, an allocation would fail, or the host would swap.
-  if memory := program.memory_analysis():
-    # The state is there already, and the next one takes its place: what is
-    # aliased must not be counted twice.
-    needed = memory.temp_size_in_bytes + memory.output_size_in_bytes
-    needed -= memory.alias_size_in_bytes
+  needed = rematerialization.needed(program)
+  if needed is not None:
     processes.together(lambda: machine.check_free("a training step", needed))
+  if why:
+    processes.say(why)
   processes.say(f"compiled in {time.perf_counter() - began:.1f} s")
   return program
+
+
+def _kept_remat(saved, step):
+  """What `model.remat=auto` chose on this machine for a checkpoint, or None."""
+  if step is None:
+    return None
+
+  about = saved.describe(step)
+  is_here = about.get("machine") == machine.machine()
+  was_chosen = saved.config(step).model.remat == "auto"
+  return about.get("remat") if is_here and was_chosen else None
 
 
 def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:

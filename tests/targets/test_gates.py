@@ -28,8 +28,8 @@ LIMITS = {
   ("enwik8", "h100:1x1x8", "attention"): (6, 0.5),
   ("enwik8", "v5e", "attention"): (120, 3.6),
   ("cifar10", "v5e", "attention"): (60, 0.26),
-  ("enwik8", "h100", "step"): (3_200, 11.1),
-  ("cifar10", "h100", "step"): (11_100, 5.3),
+  ("enwik8", "h100", "step"): (3_200, 18.5),
+  ("cifar10", "h100", "step"): (11_300, 20.5),
 }
 # Attention of 4 heads, 4 sequences: widths of a head's queries and values.
 WIDTHS = (

@@ -57,6 +57,7 @@ pytestmark = pytest.mark.usefixtures("shared_experiments")
 # What a run prints if nothing is wrong.
 EXPECTED = (
   r"resumes from step \d|step +\d+  (train|valid)|attention by|compil"
+  r"|model\.remat="
   r"|best validation|[\d,]+ parameters; "
 )
 

@@ -77,7 +77,8 @@ def test_run_says_what_it_does_and_writes_a_trace(tmp_path, capsys):
   loop.train(config, folder, profile=range(3, 5))  # without validations
   out, err = capsys.readouterr()
   lines = [line for line in out.splitlines() if line[:5] != "step "]
-  data, steps, attention, compiling, compiled, traced, opened, best = lines
+  data, steps, attention, compiling, remat, compiled, *rest = lines
+  traced, opened, best = rest
 
   assert data.endswith(
     " parameters, 1 layer of width 16, strided; digits: 1,397 examples, 64 in"
@@ -87,6 +88,8 @@ def test_run_says_what_it_does_and_writes_a_trace(tmp_path, capsys):
   assert steps == f"{about} {version.commit()}; {folder}"
   assert attention.startswith("attention by")
   assert compiling == "compiling"
+  assert remat.startswith("model.remat=none: none needs ")
+  assert remat.endswith("iB is free")
   assert compiled.startswith("compiled")
   assert compiled.endswith(" s")
   assert traced == f"profiled steps 3 to 4 into {folder / 'profile'}"

@@ -267,7 +267,7 @@ class Saver:
   ):
     self.saved = Saved(workdir)
     self._keep = keep
-    self.provenance = provenance or {}
+    self.provenance = {**(provenance or {})}
     # It is made by the first save, so that a run that is refused before leaves
     # nothing of Orbax behind.
     self._manager: ocp.CheckpointManager | None = None

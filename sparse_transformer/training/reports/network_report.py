@@ -49,6 +49,7 @@ class Report:
     memory: the bytes of the training state on one device.
     cache: the bytes of keys and values to decode a sequence; None if a cache is
       impossible.
+    remat: what the backward pass recomputes, and why.
     compiled: the bytes that the compiled step needs; None if it was not.
   """
 
@@ -62,6 +63,7 @@ class Report:
   mesh: dict[str, int]
   memory: dict[str, int]
   cache: int | None
+  remat: str
   compiled: dict[str, int] | None = None
 
 
@@ -97,7 +99,16 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
     mesh=dict(sizes),
     memory=costs.memory(config, model),
     cache=_cache_bytes(model, attention),
+    remat=_remat(config.model.remat),
   )
+
+
+def _remat(remat):
+  """What the backward pass recomputes, of a step that is not compiled."""
+  text = f"model.remat={remat}"
+  if remat != "auto":
+    return text
+  return f"{text}: the first of {', '.join(schema.REMATS)} that fits: --compile"
 
 
 def _attention(config, model):
@@ -285,6 +296,8 @@ def _sum_rows(report):
     for name, amount in parts.items():
       if name != "total":
         yield f"  {name}", form(amount)
+
+  yield "  recomputed", report.remat
 
   yield ("",)
   if report.cache is None:

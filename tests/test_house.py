@@ -60,16 +60,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_113,
-  "benchmarks": 25_615,
-  "commands": 19_818,
+  "benchmarks": 25_647,
+  "commands": 19_864,
   "data": 14_333,
   "figures": 2_794,
-  "library": 135_247,
-  "model": 12_239,
+  "library": 136_352,
+  "model": 12_593,
   "patterns": 15_623,
-  "targets": 3_723,
-  "tests": 165_322,
-  "training": 25_604,
+  "targets": 3_868,
+  "tests": 167_865,
+  "training": 26_164,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

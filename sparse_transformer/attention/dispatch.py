@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.extend
 import numpy as np
 from jax.sharding import PartitionSpec
 
@@ -161,10 +160,7 @@ def attend(
 
   # Each device is asked for its own sequences and heads.
   own_request = _of_device(request, queries.q)
-  # Loops that are run eagerly would be compiled at each call.
-  is_eager = _are_concrete((queries, keys, directions, bias_HD, first))
-  run = _on_devices_compiled if is_eager else _on_devices
-  out, lse = run(
+  out, lse = _on_devices(
     executor, own_request, queries, keys, directions, bias_HD, first
   )
 
@@ -176,15 +172,6 @@ def attend(
   if q_BLHK.ndim == 3:
     out, lse = out[0], lse[0]
   return (out, lse) if return_lse else out
-
-
-def _are_concrete(arrays):
-  """Whether no program is traced, though derivatives may be."""
-  try:
-    jax.tree.map(lambda x: jax.extend.core.concrete_or_error(None, x), arrays)
-  except jax.errors.ConcretizationTypeError:
-    return False
-  return True
 
 
 def _check_slice(request):
@@ -226,6 +213,9 @@ def _of_device(request, q_BLHK):
   )
 
 
+# A jitted function: layers with equal requests are traced and lowered once, and
+# loops that are run eagerly are not compiled at each call.
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
   """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
   split = request.split
@@ -247,9 +237,6 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
       PartitionSpec(),
     ),
   )
-
-
-_on_devices_compiled = jax.jit(_on_devices, static_argnums=(0, 1))
 
 
 def _on_device(executor, request, arrays, rest):

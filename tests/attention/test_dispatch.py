@@ -294,3 +294,16 @@ def test_executors_are_registered_once_and_for_known_platforms():
   with refused("gpu.*known: cpu, cuda, rocm, tpu"):
     registry.register("new", xla.ON_CPUS, platforms=("gpu",))
   assert "new" not in registry.EXECUTORS
+
+
+def test_layers_with_equal_requests_are_lowered_once():
+  pattern = Local(4) | Strided(4)
+  x = jnp.ones((1, 16, 2, 8))
+
+  def two_layers(x):
+    y = attend(x, x, x, pattern)
+    return attend(y, y, y, pattern)
+
+  text = jax.jit(two_layers).lower(x).as_text()
+  assert text.count("func private @_on_devices") == 1
+  assert text.count("call @_on_devices") == 2

@@ -52,8 +52,11 @@ def main(argv: Sequence[str]) -> None:
 
   # Where ml_collections leaves the config file, which may define on_metrics.
   module = sys.modules.get("config_config")
+  from sparse_transformer import machine
   from sparse_transformer.training.distributed import processes
   from sparse_transformer.training.loop import train
+
+  machine.keep_freed_memory()
 
   # Before anything asks for devices: JAX then knows those of all processes.
   if are_several:

@@ -4,6 +4,7 @@
 `targets.hardware` devices that are absent.
 """
 
+import ctypes
 import os
 import pathlib
 import re
@@ -11,6 +12,9 @@ import resource
 import sys
 
 import jax
+
+# Parameters of glibc's `mallopt`, from malloc.h.
+TRIM_THRESHOLD, MMAP_MAX, ARENA_MAX = -1, -4, -8
 
 
 def device_name() -> str:
@@ -75,6 +79,25 @@ def peak_memory() -> int:
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   unit = 1 if sys.platform == "darwin" else 1024
   return _device()[1].get("peak_bytes_in_use", size * unit)
+
+
+def keep_freed_memory() -> None:
+  """Keeps the memory that programs free, for the next ones of this process.
+
+  Otherwise, glibc returns large blocks to the system at once, and each step on
+  CPUs gets the memory of its temporary arrays back page by page. Call it before
+  devices are used: their threads choose where they allocate when they start.
+  Without glibc, it does nothing.
+  """
+  mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+  if mallopt is None:
+    return
+
+  # No block has a mapping of its own, and the heap never shrinks. There is one
+  # heap for all threads, since others are too small for large blocks.
+  mallopt(MMAP_MAX, 0)
+  mallopt(TRIM_THRESHOLD, 2**31 - 1)
+  mallopt(ARENA_MAX, 1)
 
 
 def _device():

@@ -250,7 +250,8 @@ def test_every_imported_library_is_declared():
   for extra in ("", *version.EXTRAS):
     file = f"requirements-{extra}.txt" if extra else "requirements.txt"
     for line in (REPO / file).read_text().splitlines():
-      declared[normal(re.split(r"[\s>=<\[;]", line)[0])] = extra
+      # An extra may bound what the library needs anyway.
+      declared.setdefault(normal(re.split(r"[\s>=<\[;]", line)[0]), extra)
 
   distributions = importlib.metadata.packages_distributions()
   known = {"sparse_transformer", *sys.stdlib_module_names}

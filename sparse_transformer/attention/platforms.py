@@ -3,7 +3,7 @@
 import contextlib
 import contextvars
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 
@@ -57,3 +57,20 @@ def compute_capabilities() -> set[float]:
   # AMD's have other names, such as gfx90a.
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   return {float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)}
+
+
+def lacks(load: Callable[[], object]) -> str | None:
+  """Says that this JAX does not have what kernels are written in.
+
+  That is experimental in JAX, and any release may move it.
+
+  Args:
+    load: imports the kernels.
+
+  Returns None if it does not raise an ImportError.
+  """
+  try:
+    load()
+  except ImportError as error:
+    return f"jax {jax.__version__} does not have what it imports: {error}"
+  return None

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws
+from helpers import executor_laws as laws, runs
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from sparse_transformer.attention import attend, platforms
@@ -183,3 +183,37 @@ def test_lowering_warns_of_one_deprecation_only():
   assert text.count("__gpu$xla.gpu.triton") >= 3
   known = "The Pallas Triton backend is deprecated"
   assert [x for x in caught if not str(x.message).startswith(known)] == []
+
+
+# Runs attend as on a platform, in a JAX without the module that kernels need.
+WITHOUT = """
+import sys
+sys.modules[sys.argv[1]] = None
+import jax
+import numpy as np
+from helpers import executor_laws as laws
+from sparse_transformer.attention import attend, platforms, registry
+from sparse_transformer.patterns import Local
+
+arrays = laws.random_inputs(96, 2, 16, 16)
+expected = laws.reference(*arrays, (Local(9),) * 2)
+request = laws.request_for((Local(9),), 96, platform=sys.argv[2])
+with platforms.targeting(sys.argv[2]):
+  laws.assert_close(laws.run(*arrays, (Local(9),) * 2, "auto", 32), expected)
+  print(registry.explain_choice("auto", request))
+"""
+
+
+@pytest.mark.parametrize(
+  "module, platform, backend",
+  [
+    ("jax.experimental.pallas", "cuda", "triton"),
+    ("jax.experimental.pallas.triton", "cuda", "triton"),
+    ("jax.experimental.pallas.tpu", "tpu", "mosaic"),
+  ],
+)
+def test_attend_goes_on_without_modules_of_kernels(module, platform, backend):
+  words = "-c", WITHOUT, module, platform
+  done = runs.python(*words, PYTHONPATH="tests:.")
+  why = rf"{backend}: jax \S+ does not have what it imports: .*{module}"
+  assert re.search(rf"^batched; .*not {why}", done.stdout), done.stderr

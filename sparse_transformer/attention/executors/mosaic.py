@@ -8,13 +8,13 @@ import collections
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention import contract
+from sparse_transformer.attention import contract, platforms
 from sparse_transformer.attention.executors import block_tables, items
 from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.attention.orders import Orders, orders_of
@@ -50,6 +50,8 @@ class Mosaic(contract.Executor):
       return "it needs a TPU"
     if request.features.bias:
       return "it does not have a bias"
+    if lacking := platforms.lacks(self.kernels):
+      return lacking
 
     # `attend` reduces the tile of a short sequence.
     is_short = request.length <= request.tile < self.smallest_tile
@@ -121,12 +123,9 @@ class Mosaic(contract.Executor):
 
     Arrays are put into blocks first, and results are taken out of them.
     """
-    # Pallas for TPUs is imported only where kernels run.
-    from sparse_transformer.attention.executors import mosaic_kernels
-
     num_heads = queries.q.shape[2]
     num_key_heads = keys.k.shape[2]
-    blocks = mosaic_kernels.launch(
+    blocks = self.kernels().launch(
       name,
       plan,
       _to_blocks(queries, plan.tile, num_heads),
@@ -142,6 +141,12 @@ class Mosaic(contract.Executor):
       block_tables.from_blocks(x, num_heads, is_wide=out.ndim == 4)
       for x, out in zip(blocks, outs, strict=True)
     ]
+
+  def kernels(self) -> Any:
+    """The module with the kernels, imported only where they run."""
+    from sparse_transformer.attention.executors import mosaic_kernels
+
+    return mosaic_kernels
 
 
 def _to_blocks(arrays, tile, num_heads):

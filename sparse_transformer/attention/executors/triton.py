@@ -45,6 +45,8 @@ class Triton(contract.Executor):
       return "it needs an NVIDIA GPU"
     if request.features.bias:
       return "it does not have a bias"
+    if lacking := platforms.lacks(self.kernels):
+      return lacking
 
     # Triton's products take matrices whose sides are powers of 2, from 16 on.
     widths = request.qk_width, request.value_width

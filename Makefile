@@ -28,13 +28,9 @@ quickstart: .venv/installed
 	$(BIN)/python eval.py --workdir=$(RUN)
 
 # Draws from a network in weights/.
-sample: runs/weights/config.json
-	$(BIN)/python -m sparse_transformer.sample --workdir=$(<D)
-
-runs/weights/config.json: weights/digits.safetensors | .venv/installed
-	rm -rf $(@D)
-	$(BIN)/python -m sparse_transformer.convert $< --workdir=$(@D)
-	touch $@
+sample: .venv/installed
+	$(BIN)/python -m sparse_transformer.sample \
+	  --workdir=weights/digits.safetensors
 
 test: .venv/installed
 	$(BIN)/python -m pytest -n auto --dist worksteal

@@ -134,10 +134,10 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
   flags.DEFINE_string(
     "workdir",
     None,
-    "Folder of the run. Fields of its config can be overridden:"
-    " --config.attention.backend=dense. If the config file of the run registers"
-    " patterns or data sources, also pass --config=WORKDIR/config.py, its copy,"
-    " whose code is then run.",
+    "Folder of the run, or a file of weights, which becomes a run in runs/."
+    " Fields of its config can be overridden: --config.attention.backend=dense."
+    " If the config file of the run registers patterns or data sources, also"
+    " pass --config=WORKDIR/config.py, its copy, whose code is then run.",
   )
   _list_in_help("workdir")
   file, argv = _named_file(argv)
@@ -145,16 +145,22 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
     runpy.run_path(file)
   # In two passes: the fields of --config are those in --workdir.
   flags.FLAGS(argv, known_only=True)
-  if not flags.FLAGS.workdir:
+  workdir = flags.FLAGS.workdir
+  if not workdir:
     raise ValueError("--workdir is missing or empty; see --help")
-  config = config_lib.read_config(flags.FLAGS.workdir).to_dict()
+  if os.path.isfile(workdir):
+    from sparse_transformer import convert
+
+    workdir = convert.run_of(workdir)
+  config = config_lib.read_config(workdir).to_dict()
   config_flags.DEFINE_config_dict("config", ConfigDict(config), sys_argv=argv)
 
   flags.FLAGS.unparse_flags()
   arguments = flags.FLAGS(argv)
+  flags.FLAGS.workdir = workdir
 
   # The file is named, but not run: a workdir may come from someone else.
-  file = pathlib.Path(flags.FLAGS.workdir, "config.py")
+  file = pathlib.Path(workdir, "config.py")
   unknown = _unregistered(config) & _unregistered(flags.FLAGS.config)
   if unknown and file.exists():
     raise ValueError(

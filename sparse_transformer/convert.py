@@ -10,7 +10,10 @@ data. A .npz has averaged weights, which are read, and raw ones, which
 FILE.npz:params names.
 """
 
+import contextlib
 import pathlib
+import sys
+import tempfile
 from collections.abc import Sequence
 
 from sparse_transformer import cli, schema
@@ -24,30 +27,71 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("give one file of weights; see --help")
   if not args.workdir or pathlib.Path(args.workdir).exists():
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
-  schema.typed(args.config)
+  config = schema.typed(args.config) if args["config"].present else None
+  # A run keeps a copy of its config file, if it has one.
+  config_file = config and config_flags.get_config_filename(args["config"])
   # Mistakes in flags are found by now, before JAX loads.
-  from sparse_transformer.training import workdir as workdir_lib
-  from sparse_transformer.training.checkpoints import exported, foreign
-  from sparse_transformer.training.experiment import Experiment
+  from sparse_transformer.training import banner, workdir as workdir_lib
 
   workdir_lib.check_folder(args.workdir, workdir_lib.COMPARISON, "a comparison")
 
   text = str(pathlib.Path(argv[1]))
+  experiment = _experiment(text, config, cli.overrides())
+  start = _write(experiment, pathlib.Path(args.workdir), config_file)
+  print(banner.origin(start))
+  print(banner.end(experiment, args.workdir, config_file))
+
+
+def run_of(file: str) -> str:
+  """The run of a file of weights, which is converted the first time.
+
+  Args:
+    file: its path.
+
+  Returns the folder of the run, runs/NAME-CRC32.
+
+  Raises:
+    ValueError: the file does not hold weights, or is damaged.
+    OSError: the folder cannot be written.
+  """
+  from sparse_transformer.data import files
+
+  path = pathlib.Path(file)
+  folder = pathlib.Path("runs", f"{path.stem}-{files.crc32(path):08x}")
+  if folder.exists():
+    return str(folder)
+
+  experiment = _experiment(file)
+  folder.parent.mkdir(exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=folder.parent) as new:
+    run = pathlib.Path(new, "run")
+    _write(experiment, run)
+    # Another process may have made it in the meantime.
+    with contextlib.suppress(OSError):
+      run.rename(folder)
+  print(f"{file} is now the run {folder}", file=sys.stderr)
+  return str(folder)
+
+
+def _experiment(text, config=None, overrides=None):
+  """The experiment of a run that starts from a file of weights.
+
+  Args:
+    text: the file, as in `train.init_from`.
+    config: the experiment's; by default that of the file, or of its reader.
+    overrides: {"group.field": value} of a default config.
+  """
+  from sparse_transformer.training.checkpoints import exported, foreign
+  from sparse_transformer.training.experiment import Experiment
+
   reader = foreign.reader(text)
   if not reader and not text.endswith(exported.SUFFIX):
     raise ValueError(f"{text} must be a file {foreign.SUFFIXES}; see --help")
   file = None if reader else exported.load(text)
 
-  # The config is that of a flag, or of the file. A run keeps a copy of
-  # its config file, if it has one.
-  config_file = None
-  if args["config"].present:
-    config = schema.typed(args.config)
-    config_file = config_flags.get_config_filename(args["config"])
-  elif file:
-    config = file.config.replace(**cli.overrides())
-  elif reader:
-    config = reader.preset(text).replace(**cli.overrides())
+  if config is None:
+    config = file.config if file else reader.preset(text)
+    config = config.replace(**overrides or {})
   if reader:
     config = reader.with_its_data(config)
 
@@ -58,18 +102,20 @@ def main(argv: Sequence[str]) -> None:
     _ = experiment.source
   except FileNotFoundError:
     experiment = Experiment(experiment.config, shared=file and file.source)
-  _write(experiment, pathlib.Path(args.workdir), config_file)
+  return experiment
 
 
-def _write(experiment, workdir, config_file):
+def _write(experiment, workdir, config_file=None):
   """Writes what a run has that trains no step: a checkpoint, metrics, a config.
 
   Args:
     experiment: its `train.init_from` names the file of weights.
     workdir: a new folder.
     config_file: copied into the workdir; None if there is none.
+
+  Returns the description of the weights, see `warm_start.first_state`.
   """
-  from sparse_transformer.training import banner, loop, metrics, warm_start
+  from sparse_transformer.training import loop, metrics, warm_start
   from sparse_transformer.training.checkpoints import store
 
   state, start = warm_start.first_state(experiment)
@@ -85,8 +131,7 @@ def _write(experiment, workdir, config_file):
     saver.save(state, start.get("bits"))
     writer.write(0, "start", **start)
   loop.write_run(experiment, workdir, config_file)
-  print(banner.origin(start))
-  print(banner.end(experiment, workdir, config_file))
+  return start
 
 
 if __name__ == "__main__":

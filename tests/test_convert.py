@@ -265,6 +265,26 @@ def test_convert_needs_no_data(tmp_path, capfd):
   assert open_run(run).saved.describe(2)["data"]["symbols"] == 760
 
 
+def test_commands_on_a_file_make_a_run_of_it_once(tmp_path, capfd, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  path = made_of(runs.tiny(), tmp_path)
+  assert runs.command(SCRIPT, path, "--workdir=converted") == 0
+  capfd.readouterr()
+  sample = "sparse_transformer/sample.py"
+  assert runs.command(sample, f"--workdir={path}", "--num=1") == 0
+  (run,) = (tmp_path / "runs").iterdir()
+  assert f"{path} is now the run runs/{run.name}" in capfd.readouterr().err
+  assert (run / "samples.png").exists()
+  before = runs.files(run)
+
+  (score,) = runs.scores(capfd, path)
+  (expected,) = runs.scores(capfd, "converted")
+  assert f"--workdir={path}" in score["command"]
+  assert score | {"command": ""} == expected | {"command": ""}
+  assert before.items() <= runs.files(run).items()
+  assert list((tmp_path / "runs").iterdir()) == [run]
+
+
 def test_images_that_are_not_there_are_not_needed(tmp_path, capfd):
   images = tmp_path / "images.npy"
   run = tmp_path / "run"

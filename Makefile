@@ -2,11 +2,12 @@
 # found, on the PATH or among pyenv's, makes the environments, before 3.14, on
 # which the tests have not run yet: JAX's releases for 3.11 are slower on CPUs.
 # PYTHON=... names another.
-PYTHON ?= $(or $(firstword $(foreach python, $(foreach version, 3.13 3.12 3.11 3.14, \
-  python$(version) $(wildcard $(HOME)/.pyenv/versions/$(version).*/bin/python3)) \
-  python3, $(shell $(python) -c "import sys; \
-  (3, 11) <= sys.version_info < (3, 15) and print('$(python)')" 2>/dev/null))), \
-  $(error needs Python 3.11 to 3.14, none found; make PYTHON=...))
+find = $(firstword $(foreach python, \
+  python$(1) $(wildcard $(HOME)/.pyenv/versions/$(1).*/bin/python3) python3, \
+  $(shell $(python) -c "import sys; '%d.%d' % sys.version_info[:2] == '$(1)' \
+  and print('$(python)')" 2>/dev/null)))
+PYTHON ?= $(or $(call find,3.13),$(call find,3.12),$(call find,3.11),$(call \
+  find,3.14),$(error needs Python 3.11 to 3.14, none found; make PYTHON=...))
 BIN := .venv/bin
 RUN := runs/digits
 APART := .venv/apart
@@ -48,14 +49,26 @@ lint: .venv/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Installs the library with JAX and NumPy alone into a separate environment, and
-# runs the README's example there, in another folder.
+# Builds the wheel and the sources, and checks them. Installs each with JAX and
+# NumPy alone, on every Python that is found, and runs the README's example there,
+# in another folder.
 package:
-	rm -rf build
-	$(PYTHON) -m venv --clear $(APART)
-	$(APART)/bin/pip install --quiet --disable-pip-version-check .
+	rm -rf build dist *.egg-info $(APART)
+	$(PYTHON) -m venv $(APART)/build
+	$(APART)/build/bin/pip install --quiet --disable-pip-version-check build twine
+	$(APART)/build/bin/python -m build --outdir dist
+	$(APART)/build/bin/twine check --strict dist/*
 	sed -n '/^```python$$/,/^```$$/{/^```/!p;}' README.md > $(APART)/example.py
-	cd $(APART) && bin/python example.py
+	@$(foreach version, 3.11 3.12 3.13, \
+	  $(call try,$(version),$(call find,$(version))) &&) true
+
+# Tries what was built in an environment of Python $(1), the program $(2).
+try = $(if $(2),$(2) -m venv $(APART)/$(1) && \
+  for file in dist/*.whl dist/*.tar.gz; do \
+    echo "Python $(1): $$file" && $(APART)/$(1)/bin/pip install --quiet \
+      --disable-pip-version-check $$file && \
+    (cd $(APART) && $(1)/bin/python example.py) || exit 1; \
+  done,echo "Python $(1): not found and not tried")
 
 # Makes the gallery from the catalogue of patterns, and site/ from all of docs,
 # and runs the code on the pages.

@@ -32,13 +32,16 @@ def missing(error: ModuleNotFoundError) -> str | None:
     error: of the import.
 
   >>> missing(ModuleNotFoundError(name="flax.nnx"))
-  "needs flax; pip install '.[train]' in the clone"
+  "needs flax; the wheel is the library, clone to train: pip install '.[train]'"
   """
   # The package of a module: flax of flax.nnx.
   name = (error.name or "").partition(".")[0]
   for extra, modules in EXTRAS.items():
     if name in modules:
-      return f"needs {name}; pip install '.[{extra}]' in the clone"
+      return (
+        f"needs {name}; the wheel is the library, clone to train: pip install"
+        f" '.[{extra}]'"
+      )
   return None
 
 

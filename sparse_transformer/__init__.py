@@ -1,3 +1,3 @@
 """Sparse Transformers (Child et al. 2019) in JAX."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

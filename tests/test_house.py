@@ -6,13 +6,16 @@ import functools
 import importlib.metadata
 import pathlib
 import re
+import runpy
 import subprocess
 import sys
+import tomllib
 
 import pytest
 from helpers import runs
 from helpers.source import Source
 
+import sparse_transformer
 from sparse_transformer import schema, version
 
 REPO = runs.REPO
@@ -231,7 +234,8 @@ def test_command_without_its_extra_says_what_to_install(name, lacks):
   _, done = loaded_by(*MISSPELT[name], lacks=[lacks])
   assert done.returncode == 1
   (line,) = done.stderr.splitlines()
-  assert line.endswith(f": needs {lacks}; pip install '.[train]' in the clone")
+  assert f": needs {lacks}; the wheel is the library, clone to train" in line
+  assert line.endswith(": pip install '.[train]'")
 
 
 # Packaging.
@@ -267,6 +271,44 @@ def test_every_imported_library_is_declared():
         missing.append(f"{where(path, node)}: {top} is not in its requirements")
 
   assert not missing, "\n".join(missing)
+
+
+def test_a_release_is_said_alike_everywhere():
+  """Its version, its date, and where it is from."""
+  project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+  address = project["urls"]["Repository"]
+  citation = (REPO / "CITATION.cff").read_text()
+  readme = (REPO / "README.md").read_text()
+  changes = (REPO / "CHANGELOG.md").read_text()
+  number = sparse_transformer.__version__
+
+  def said(field):
+    return re.search(rf"(?m)^{field}: (.*)$", citation)[1]
+
+  assert said("version") == number
+  assert said("url") == said("repository-code") == address
+  assert f"version = {{{number}}}" in readme
+  # Changes since the release may stand above it.
+  assert f"## {number} - {said('date-released')}\n" in changes
+
+  owner, name = address.split("/")[-2:]
+  own = rf"github\.com/[\w-]+/{name}\b|colab\.\S+?/github/[\w-]+/{name}\b"
+  places = [REPO / "pyproject.toml", REPO / "CITATION.cff", REPO / "README.md"]
+  for path in places:
+    for link in re.findall(own, path.read_text()):
+      assert link.endswith(f"/{owner}/{name}"), f"{path.name}: {link}"
+
+
+def test_description_of_the_package_has_no_paths():
+  """They would lead nowhere, where the page is not in the repository."""
+  text = runpy.run_path(str(REPO / "setup.py"))["describe"]()
+  place = f"/v{sparse_transformer.__version__}/"
+  targets = re.findall(r"\]\(([^)]*)\)", text)
+  assert [x for x in targets if not re.match("https?:|#", x)] == []
+  files = [x.partition(place)[2].partition("#")[0] for x in targets]
+  assert [x for x in files if x and not (REPO / x).exists()] == []
+  pictures = [x for x in targets if f"/raw{place}" in x]
+  assert len(pictures) == (REPO / "README.md").read_text().count(".png)") > 0
 
 
 # Annotations and docstrings.

@@ -27,9 +27,13 @@ def main(argv: Sequence[str]) -> None:
     raise ValueError("give one file of weights; see --help")
   if not args.workdir or pathlib.Path(args.workdir).exists():
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
-  config = schema.typed(args.config) if args["config"].present else None
+  schema.typed(args.config)
   # A run keeps a copy of its config file, if it has one.
-  config_file = config and config_flags.get_config_filename(args["config"])
+  config = None
+  config_file = None
+  if args["config"].present:
+    config = schema.typed(args.config)
+    config_file = config_flags.get_config_filename(args["config"])
   # Mistakes in flags are found by now, before JAX loads.
   from sparse_transformer.training import banner, workdir as workdir_lib
 
@@ -84,16 +88,15 @@ def _experiment(text, config=None, overrides=None):
   from sparse_transformer.training.checkpoints import exported, foreign
   from sparse_transformer.training.experiment import Experiment
 
-  reader = foreign.reader(text)
-  if not reader and not text.endswith(exported.SUFFIX):
-    raise ValueError(f"{text} must be a file {foreign.SUFFIXES}; see --help")
-  file = None if reader else exported.load(text)
-
-  if config is None:
-    config = file.config if file else reader.preset(text)
-    config = config.replace(**overrides or {})
-  if reader:
+  file = None
+  if reader := foreign.reader(text):
+    config = config or reader.preset(text).replace(**overrides or {})
     config = reader.with_its_data(config)
+  elif text.endswith(exported.SUFFIX):
+    file = exported.load(text)
+    config = config or file.config.replace(**overrides or {})
+  else:
+    raise ValueError(f"{text} must be a file {foreign.SUFFIXES}; see --help")
 
   changes = {"train.init_from": text, "train.steps": 0}
   experiment = Experiment(config.replace(**changes))

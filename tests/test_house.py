@@ -62,16 +62,16 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_193,
+  "attention": 41_124,
   "benchmarks": 25_647,
-  "commands": 20_051,
+  "commands": 20_126,
   "data": 14_333,
   "figures": 2_794,
-  "library": 136_619,
+  "library": 136_625,
   "model": 12_593,
   "patterns": 15_623,
   "targets": 3_868,
-  "tests": 168_478,
+  "tests": 168_651,
   "training": 26_164,
 }
 # Fields that no config file sets, by the reason for which they exist.

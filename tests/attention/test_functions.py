@@ -36,7 +36,7 @@ PAST = explicit(np.tril(RANDOM))
 
 def test_equal_matrices_share_a_compiled_program():
   q, k, v, *_ = laws.random_inputs(N, 2)
-  compiled = dispatch._on_devices_compiled
+  compiled = dispatch._on_devices
   attend(q, k, v, SPARSE)
   before = compiled._cache_size()
   attend(q, k, v, explicit(RANDOM.copy()))

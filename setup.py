@@ -11,7 +11,7 @@ import tomllib
 from setuptools import setup
 
 FOLDER = pathlib.Path(__file__).resolve().parent
-# A link or a picture that has no address yet, and is no heading of the page.
+# A link or a picture with a path; not with an address, or a heading.
 TO_FILE = re.compile(r"\]\((?!https?:|#)([^)]*)\)")
 
 

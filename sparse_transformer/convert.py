@@ -10,7 +10,6 @@ data. A .npz has averaged weights, which are read, and raw ones, which
 FILE.npz:params names.
 """
 
-import contextlib
 import pathlib
 import sys
 import tempfile
@@ -70,9 +69,12 @@ def run_of(file: str) -> str:
   with tempfile.TemporaryDirectory(dir=folder.parent) as new:
     run = pathlib.Path(new, "run")
     _write(experiment, run)
-    # Another process may have made it in the meantime.
-    with contextlib.suppress(OSError):
+    try:
       run.rename(folder)
+    except OSError:
+      # Another process may have made it in the meantime.
+      if not folder.exists():
+        raise
   print(f"{file} is now the run {folder}", file=sys.stderr)
   return str(folder)
 

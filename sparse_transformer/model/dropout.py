@@ -53,7 +53,7 @@ def dropout(x_BLD: jax.Array, key: jax.Array, rate: float) -> jax.Array:
   dropped = share(rate)
   is_dropped_BLD = _mask(key, x_BLD.shape, dropped)
   # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
-  # read them in each of these.
+  # each layer would read them from memory.
   return lax.select(
     is_dropped_BLD,
     jnp.zeros_like(x_BLD),
@@ -76,18 +76,18 @@ def _mask(key, shape, dropped):
   # features are contiguous in memory, and are computed as vectors.
   num_words = -(-length // WORD)
   words = batch, num_words, width
-  ones = jax.random.bits(key, (digits, *words), jnp.uint32)
+  drawn = jax.random.bits(key, (digits, *words), jnp.uint32)
 
-  # From the last digit to the first. A digit decides, unless those of the
-  # number and of `dropped` are equal. With a one of `dropped`, a number with a
-  # zero is less; with a zero, a number with a one is not. A random bit that is
-  # set stands for a zero of the number.
+  # From the last digit to the first: a digit of the number decides, unless it
+  # equals that of `dropped`. Where the digit of `dropped` is 1, a number with a
+  # 0 is less. Where it is 0, a number with a 1 is not less. A drawn bit that is
+  # set stands for the digit 0 of its number.
   is_less = jnp.zeros(words, jnp.uint32)
   for place in range(digits):
     if dropped.numerator >> place & 1:
-      is_less |= ones[place]
+      is_less |= drawn[place]
     else:
-      is_less &= ones[place]
+      is_less &= drawn[place]
 
   # Kept in memory: it would be fused with what follows, and be drawn again for
   # each bit of a word.

@@ -267,7 +267,8 @@ class Saver:
   ):
     self.saved = Saved(workdir)
     self._keep = keep
-    self.provenance = {**(provenance or {})}
+    # A copy, which the run adds to.
+    self.provenance = dict(provenance or {})
     # It is made by the first save, so that a run that is refused before leaves
     # nothing of Orbax behind.
     self._manager: ocp.CheckpointManager | None = None

@@ -88,10 +88,10 @@ def kinds(name: str) -> dict[str, list[str]]:
       for request in costs.attention_requests(
         experiment.config, experiment.model
       ):
-        executor = registry.resolve("auto", request)
+        backend = registry.resolve("auto", request)
         widths = f"{request.qk_width} and {request.value_width}"
         words = " with ".join([request.dtype, *request.features.asked])
-        kind.append(f"{executor}, {widths}, group {request.group}, {words}")
+        kind.append(f"{backend}, {widths}, group {request.group}, {words}")
       found.setdefault(" or ".join(dict.fromkeys(kind)), []).append(preset)
   return found
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import worker
-from benchmarks.accelerator import executors
+from benchmarks.accelerator import backends
 from sparse_transformer.attention import attend, describe
 
 
 def ours(entry):
   """Our attention, with the backend that `auto` chooses."""
   pattern, n = worker.pattern_of(entry), entry.n
-  request = executors.request_for(
+  request = backends.request_for(
     (pattern,) * entry.heads,
     n,
     batch=entry.batch,
@@ -28,7 +28,7 @@ def ours(entry):
   return _compile(
     entry,
     functools.partial(attend, patterns=pattern, **options),
-    executor=description.executors[0],
+    backend=description.backends[0],
     computed_per_pair=description.computed / pattern.pairs(n),
   )
 
@@ -48,7 +48,7 @@ def jax_nn(entry):
 def _compile(entry, attention, **facts):
   inputs = [jnp.asarray(x, entry.dtype) for x in worker.random_inputs(entry)]
   passes = {}
-  for name, run in executors.passes(attention).items():
+  for name, run in backends.passes(attention).items():
     run = run.lower(*inputs).compile()
     passes[name] = lambda run=run: jax.block_until_ready(run(*inputs))
   facts["temp_bytes"] = run.memory_analysis().temp_size_in_bytes

@@ -302,7 +302,7 @@ def _runs(name, device, **changes):
 
 def _backends():
   """{name of a backend: the devices on which it runs}."""
-  names = [name for name in registry.backends() if name != "auto"]
+  names = [name for name in registry.names() if name != "auto"]
   return {name: [x for x in DEVICES if _runs(name, x)] for name in names}
 
 

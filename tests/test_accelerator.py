@@ -41,7 +41,7 @@ def entries(settings):
 def test_parts_run_and_write_their_results(tmp_path):
   out = tmp_path / "found.json"
   parts = "setup", "attention", "presets"
-  words = "--small", f"--parts={','.join(parts)}", "--executors=streamed"
+  words = "--small", f"--parts={','.join(parts)}", "--backends=streamed"
   # More devices than sequences in the batch of the preset.
   done = command(*words, f"--out={out}", **runs.environment(8))
 
@@ -143,7 +143,7 @@ def test_results_are_written_as_they_come(
   [
     (["--parts=speed"], "unknown part 'speed'"),
     (["--minutes=0"], "must be positive"),
-    (["--parts=attention", "--executors=fast"], "unknown executor 'fast'"),
+    (["--parts=attention", "--backends=fast"], "unknown backend 'fast'"),
   ],
 )
 def test_bad_settings_are_one_line(words, line, tmp_path):
@@ -178,7 +178,7 @@ def test_flash_attention_is_an_entry_where_it_is_installed(monkeypatch):
 
   module.flash_attn = flash_attn
   monkeypatch.setitem(sys.modules, "fa4_jax", module)
-  small = Settings(small=True, executors=("streamed",))
+  small = Settings(small=True, backends=("streamed",))
 
   def on(platform):
     monkeypatch.setattr(

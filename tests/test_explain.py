@@ -101,7 +101,7 @@ def test_patterns_that_follow_the_content():
 
   assert row["pairs"] == 64 * 4.5 + 64 * 8 * (0 + 1 + 2 + 3 * 5) / 8
   assert row["most_keys"] == 8 + 24
-  assert row["executors"] == ["streamed", "gathered"]
+  assert row["backends"] == ["streamed", "gathered"]
   assert row["computed"] % 64 == 0
   assert row["computed"] > 64**2
   assert rows[str(routing)]["computed"] == 64**2

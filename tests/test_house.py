@@ -43,7 +43,7 @@ MAY_IMPORT = {
 # And those within a package, which know no other file than these.
 WITHIN = {
   "attention/content": {"contract", "heads", "online_softmax"},
-  "attention/executors": {
+  "attention/backends": {
     "contract",
     "heads",
     "orders",
@@ -86,7 +86,7 @@ UNSET = {
 }
 # Names of several functions or classes of a package, by the reason.
 TWICE = {
-  "the interface of executors": "attention.forward attention.backward"
+  "the interface of backends": "attention.forward attention.backward"
   " attention.attend",
   "said with their module": "model.measure training.load training.render"
   " training.save",

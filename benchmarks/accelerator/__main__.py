@@ -52,7 +52,7 @@ def parse(argv):
   flags.prog = "python -m benchmarks.accelerator"
   names = "names, separated by commas; default: all"
   flags.add_argument("--parts", type=split, default=(), help=names)
-  flags.add_argument("--executors", type=split, default=(), help=names)
+  flags.add_argument("--backends", type=split, default=(), help=names)
   flags.add_argument("--minutes", type=float, default=30, help="for all parts")
   flags.add_argument("--data", default="", help="CIFAR-10: a folder or .npy")
   flags.add_argument("--small", action="store_true", help="small sizes")
@@ -71,9 +71,9 @@ def run(args) -> int:
     weights = [PARTS[x].minutes for x in names[i:]]
     left = end - time.monotonic()
     seconds = max(left * weights[0] / sum(weights), min(left, START_SECONDS))
-    settings = Settings(args.small, args.executors, seconds, args.data)
+    settings = Settings(args.small, args.backends, seconds, args.data)
     for device, entries in run_part(name, settings):
-      words = "accelerator", device["name"], *args.executors
+      words = "accelerator", device["name"], *args.backends
       title = " ".join(words) + " small" * device["small"]
       path = path or record.path(record.slug(title))
       content = content or _read(path)

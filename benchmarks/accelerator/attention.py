@@ -1,9 +1,9 @@
-"""Times of all executors against dense causal attention.
+"""Times of all backends against dense causal attention.
 
 An entry is a pattern at a size: what `auto` takes, and in turn JAX's own dense
 attention, which on NVIDIA GPUs is cuDNN's, or another program, FlashAttention-4
 there too if fa4-jax is installed. TFLOP/s count the products of the pattern's
-pairs, so that an executor that computes pairs outside the pattern shows fewer.
+pairs, so that a backend that computes pairs outside the pattern shows fewer.
 """
 
 import functools
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks import timing
-from benchmarks.accelerator import executors
+from benchmarks.accelerator import backends
 from benchmarks.accelerator.child import Settings, attempt
 from benchmarks.accelerator.summary import RIVAL
 from benchmarks.report import FLOPS
@@ -44,8 +44,8 @@ TOO_SLOW = 10  # seconds of a forward pass
 
 def entries(settings: Settings) -> dict:
   """For each case what `auto` takes, then the others, then FlashAttention-4."""
-  names = executors.names(settings.executors)
-  first = [x for x in names if x in (names[0], executors.CUDNN)]
+  names = backends.names(settings.backends)
+  first = [x for x in names if x in (names[0], backends.CUDNN)]
   others = [x for x in names if x not in first]
   cases = SMALL_CASES if settings.small else CASES
   programs = {"": [RIVAL, *first]} | {f", {name}": [name] for name in others}
@@ -70,7 +70,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   functions, warm = {}, {}
 
   def prepare(name):
-    for kind, run in executors.passes(program(name, pattern)).items():
+    for kind, run in backends.passes(program(name, pattern)).items():
       if warm.get((name, "forward"), 0) > TOO_SLOW:
         raise ValueError("too slow for more than a forward pass")
       function = functools.partial(run, *inputs)
@@ -96,7 +96,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
 
 
 def program(name: str, pattern: patterns.Pattern) -> Callable:
-  """The attention of an executor, or dense causal attention of others."""
+  """The attention of a backend, or dense causal attention of others."""
   if name == FLASH:
     import fa4_jax
 

@@ -38,7 +38,7 @@ class Part:
 
 # In the order in which they run.
 PARTS = {
-  "setup": Part("executors", 1),
+  "setup": Part("backends", 1),
   "correctness": Part("correctness", 8, exact=True),
   "attention": Part("attention", 8),
   "presets": Part("runs", 5, entry_seconds=240, alone=True),
@@ -50,7 +50,7 @@ PARTS = {
 @dataclasses.dataclass(frozen=True)
 class Settings:
   small: bool = False  # whether to use small sizes
-  executors: Sequence[str] = ()  # those to run; () for all
+  backends: Sequence[str] = ()  # those to run; () for all
   seconds: float = 1800.0  # the most that the part may take
   data: str = ""  # of CIFAR-10: data.path, or .npy files of images
 

@@ -1,8 +1,8 @@
-"""Values and gradients of all executors, against float64 on the host.
+"""Values and gradients of all backends, against float64 on the host.
 
 An entry runs a mix of patterns, one for each head, in one call; it requires the
 results of the reference in tests/helpers, or at long n those of the plainest
-executor in float32, and the same bits again. A batch has large, ordinary and
+backend in float32, and the same bits again. A batch has large, ordinary and
 balanced scores, where one pair too many or too few exceeds the tolerance.
 """
 
@@ -15,17 +15,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.accelerator import executors
+from benchmarks.accelerator import backends
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
 from sparse_transformer import patterns
 from sparse_transformer.attention import Request, registry, verification
-from sparse_transformer.attention.executors import cudnn
+from sparse_transformer.attention.backends import cudnn
 from sparse_transformer.attention.verification import TOLERANCES
 
 sys.path.insert(0, str(REPO / "tests"))
 
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 
 MIXES = 6  # of the catalogue
 LENGTHS = 257, 128, 129, 255, 63, 200
@@ -50,7 +50,7 @@ LONG = {
   for n, stride in STRIDES.items()
 }
 PLAIN = "streamed"  # what long mixes are compared with
-# Other executors than `auto` takes run one in so many mixes, none of them long.
+# Other backends than `auto` takes run one in so many mixes, none of them long.
 ONE_IN = {"bfloat16": 1, "float32": 2, "float16": 7}
 ONE_OF_FIRST = dict.fromkeys(TOLERANCES, 1)
 MAX_REFERENCE = 1024  # positions, up to which float64 is computed
@@ -75,7 +75,7 @@ class Mix:
   def request(self, dtype: str) -> Request:
     """What `attend` is asked."""
     width, value_width = self.widths
-    return executors.request_for(
+    return backends.request_for(
       self.heads,
       self.n,
       batch=len(verification.SCORES),
@@ -87,8 +87,8 @@ class Mix:
 
 
 def entries(settings: Settings) -> dict:
-  """One for each executor, dtype and mix, the most valuable first."""
-  first, *others = executors.names(settings.executors)
+  """One for each backend, dtype and mix, the most valuable first."""
+  first, *others = backends.names(settings.backends)
   found = {}
   for names, steps in (([first], ONE_OF_FIRST), (others, ONE_IN)):
     for dtype, step in steps.items():
@@ -98,10 +98,10 @@ def entries(settings: Settings) -> dict:
         for title, mix in chosen[::step]:
           run = functools.partial(check, name, mix, dtype)
           found[f"{name}, {dtype}, {title}"] = run
-    if executors.CUDNN in names:
+    if backends.CUDNN in names:
       for dtype in cudnn.DTYPES:
         run = functools.partial(check_dense, dtype)
-        found[f"{executors.CUDNN}, {dtype}, dense patterns"] = run
+        found[f"{backends.CUDNN}, {dtype}, dense patterns"] = run
   return found
 
 
@@ -110,7 +110,7 @@ def check_dense(dtype: str) -> dict:
   faults: list[str] = []
   for heads, n in ((DENSE, 3072), (DENSE[:1], 517)):  # the second is padded
     shape = n, len(heads), 64
-    found = verification.verify(heads, shape, dtype, backend=executors.CUDNN)
+    found = verification.verify(heads, shape, dtype, backend=backends.CUDNN)
     faults += found.faults
   return {"failed": "; ".join(faults)} if faults else {}
 
@@ -143,11 +143,11 @@ def _parse(texts):
 
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
-  """The errors of an executor; raises Unsupported if it cannot run a mix."""
+  """The errors of a backend; raises Unsupported if it cannot run a mix."""
   registry.resolve(name, mix.request(dtype))
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
   errors, faults = examine(run, *ask(mix, dtype))
-  found = dict(executor=name, dtype=dtype, n=mix.n, widths=mix.widths)
+  found = dict(backend=name, dtype=dtype, n=mix.n, widths=mix.widths)
   found["patterns"] = [str(pattern) for pattern in mix.heads]
   rounded = lambda x: float(f"{x:.3g}") if np.isfinite(x) else None
   found["errors"] = {name: rounded(error) for name, error in errors.items()}

@@ -78,15 +78,15 @@ def _correctness(entries):
   worst: dict[str, dict[str, float]] = {}
   for _, found in entries:
     for name, error in found.get("errors", {}).items():
-      errors = worst.setdefault(found["executor"], {})
+      errors = worst.setdefault(found["backend"], {})
       column = LSE if name == "lse" else found["dtype"]
       error = math.inf if error is None else error
       errors[column] = max(errors.get(column, 0), error)
   columns = *TOLERANCES, LSE
   yield "backend", *columns
   show = lambda x: "not finite" if x == math.inf else f"{x:.0e}"
-  for executor, errors in worst.items():
-    yield executor, *(show(errors[x]) if x in errors else "" for x in columns)
+  for backend, errors in worst.items():
+    yield backend, *(show(errors[x]) if x in errors else "" for x in columns)
 
 
 def _attention(entries):

@@ -1,4 +1,4 @@
-"""The contract between `attend` and its executors, which run plans."""
+"""The contract between `attend` and its backends, which run plans."""
 
 import abc
 import dataclasses
@@ -65,7 +65,7 @@ class Scores:
 
 
 class Features(NamedTuple):
-  """Parts of a request that an executor may lack."""
+  """Parts of a request that a backend may lack."""
 
   segments: bool
   softcap: bool
@@ -85,7 +85,7 @@ class Features(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What `attend` was asked for: all that an executor may look at.
+  """What `attend` was asked for: all that a backend may look at.
 
   `attend` makes one. Each device gets one of its own sequences and heads.
   `first` is not part of it, since it may be traced: see `vjp`.
@@ -100,7 +100,7 @@ class Request:
   dtype: str  # of queries and keys
   value_dtype: str
   platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
-  tile: int = 0  # positions on a side of a tile; 0 lets the executor choose
+  tile: int = 0  # positions on a side of a tile; 0 lets the backend choose
   scores: Scores = Scores()
   split: Split = Split()
   segments: bool = False  # whether pairs are within segments only
@@ -136,14 +136,14 @@ class Request:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How an executor runs one part of a pattern, or all parts of all heads."""
+  """How a backend runs one part of a pattern, or all parts of all heads."""
 
   # A `Pattern` whose `mask`, on original positions, is applied in partial
   # tiles, bound to arrays if it follows the content; None if the tables have
   # these pairs.
   pattern: Any = dataclasses.field(metadata=STATIC)
   tile: int = dataclasses.field(metadata=STATIC)  # positions on a side
-  tables: Any  # a pytree of the executor's: which tiles it processes, and when
+  tables: Any  # a pytree of the backend's: which tiles it processes, and when
   # The orders in which queries and keys are cut into tiles.
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
@@ -203,8 +203,8 @@ class Runner(Protocol):
     """
 
 
-class Executor(Runner, Protocol):
-  """Makes plans of a request, and runs them; a base class of executors."""
+class Backend(Runner, Protocol):
+  """Makes plans of a request, and runs them; a base class of backends."""
 
   # The smallest tile to choose where positions are split over devices.
   smallest_tile: int = SMALLEST_TILE
@@ -238,7 +238,7 @@ class Executor(Runner, Protocol):
       request: its heads are those with this part.
 
     Raises:
-      Unsupported: this executor cannot run where positions are split.
+      Unsupported: this backend cannot run where positions are split.
     """
     raise Unsupported(
       "the backend cannot split positions over devices; use another one"

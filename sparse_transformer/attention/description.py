@@ -3,8 +3,8 @@
 import dataclasses
 
 from sparse_transformer.attention import cached_group, contract, registry
+from sparse_transformer.attention.backends import diagonals
 from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.executors import diagonals
 from sparse_transformer.attention.heads import group_heads, request_of
 from sparse_transformer.patterns import Pattern, analysis
 
@@ -22,7 +22,7 @@ class Description:
   pairs: int
   most_keys: int  # of a query
   computed: int  # scores that are computed
-  executors: tuple[str, ...]  # what runs the parts of the pattern
+  backends: tuple[str, ...]  # what runs the parts of the pattern
   tiles: tuple[int, ...]  # sides of the computed tiles, in positions
   cached_keys: int | None  # that decoding keeps; None if not causal
 
@@ -74,32 +74,32 @@ def _describe(pattern, heads, request, backend):
     pairs=analysis.count_pairs(pattern, n),
     most_keys=analysis.most_keys(pattern, n),
     computed=sum(scores for _, _, scores in tiles),
-    executors=tuple(dict.fromkeys(name for name, _, _ in tiles)),
+    backends=tuple(dict.fromkeys(name for name, _, _ in tiles)),
     tiles=tuple(sorted({tile for _, tile, scores in tiles if scores})),
     cached_keys=cached_keys,
   )
 
 
-def _tiles(pattern, request, backend):
-  """(executor, tile, computed scores) of each part of a pattern."""
+def _tiles(pattern, request, name):
+  """(backend, tile, computed scores) of each part of a pattern."""
   n = request.length
-  name = registry.resolve(backend, request)
+  name = registry.resolve(name, request)
   if name == registry.DENSE:
     return [(name, n, n**2)]
   if request.bias:
     tile = diagonals.tile_size(request)
     return [(name, tile, diagonals.most_scores(pattern, request))]
 
-  # A pattern may have both kinds of parts, which different executors run.
+  # A pattern may have both kinds of parts, which different backends run.
   tiles = []
   static, content_parts = pattern.split()
   if static is not None:
-    executor = registry.EXECUTORS[name]
-    # The patterns of all heads: some executors choose one tile for them all.
+    backend = registry.BACKENDS[name]
+    # The patterns of all heads: some backends choose one tile for them all.
     static_patterns = binding.static_parts(request.patterns)
     static_request = dataclasses.replace(request, patterns=static_patterns)
     for part in static.parts():
-      tile = executor.tile_size(part, static_request)
+      tile = backend.tile_size(part, static_request)
       num_tiles = analysis.count_tiles(part, n, tile)
       tiles.append((name, tile, tile**2 * num_tiles))
   if content_parts:

@@ -20,8 +20,8 @@ from sparse_transformer.attention import (
   shard_map,
   vjp,
 )
+from sparse_transformer.attention.backends import dense
 from sparse_transformer.attention.content import binding
-from sparse_transformer.attention.executors import dense
 from sparse_transformer.patterns import Pattern, shorten
 
 
@@ -150,7 +150,7 @@ def attend(
     width=qk_width,
     lacks=0 if q_BLHK.ndim == 3 else (),
   )
-  executor = registry.choose(backend, request)
+  chosen = registry.choose(backend, request)
   if bias_HD is not None:
     bias_HD = arguments.check_bias(
       bias_HD, request.patterns, length, queries.q.dtype
@@ -161,10 +161,10 @@ def attend(
   # Each device is asked for its own sequences and heads.
   own_request = _of_device(request, queries.q)
   out, lse = _on_devices(
-    executor, own_request, queries, keys, directions, bias_HD, first
+    chosen, own_request, queries, keys, directions, bias_HD, first
   )
 
-  # Sinks need only the log-sum-exp: no executor has to know them.
+  # Sinks need only the log-sum-exp: no backend has to know them.
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, num_heads)
     out, lse = online_softmax.add_sinks(out, lse, sinks_H)
@@ -216,7 +216,7 @@ def _of_device(request, q_BLHK):
 # A jitted function: layers with equal requests are traced and lowered once, and
 # loops that are run eagerly are not compiled at each call.
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
+def _on_devices(backend, request, queries, keys, directions, bias_HD, first):
   """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
   split = request.split
   by_head = PartitionSpec(split.heads or None)
@@ -226,7 +226,7 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
     sequences = split.spec[: np.ndim(x) - 3]
     direction_specs[pattern] = PartitionSpec(*sequences, heads or None)
   return shard_map.on_any_mesh(
-    functools.partial(_on_device, executor, request),
+    functools.partial(_on_device, backend, request),
     split,
     arrays=(queries.q, keys.k, keys.v),
     rest=((queries.segments, keys.segments), directions, bias_HD, first),
@@ -239,13 +239,13 @@ def _on_devices(executor, request, queries, keys, directions, bias_HD, first):
   )
 
 
-def _on_device(executor, request, arrays, rest):
+def _on_device(backend, request, arrays, rest):
   """(out_BLHE, lse_BLH) of what a device has."""
   q_BLHK, k_BMGK, v_BMGE = arrays
   (query_segments, key_segments), directions, bias_HD, first = rest
   queries = contract.Queries(q_BLHK, query_segments)
   keys = contract.Keys(k_BMGK, v_BMGE, key_segments)
-  if executor is None:
+  if backend is None:
     return dense.attend(request, queries, keys, directions, bias_HD, first)
 
   # Content decides on all positions, and diagonals of tiles cross them: each
@@ -265,7 +265,7 @@ def _on_device(executor, request, arrays, rest):
     request.patterns, queries, keys, directions, request.tile
   )
   out_BLHE, lse_BLH = vjp.run_plans(
-    executor, request, queries, keys, bias_HD, runtime_tables, first
+    backend, request, queries, keys, bias_HD, runtime_tables, first
   )
   if over_heads:
     return sequence_parallel.to_positions(axes, (out_BLHE, lse_BLH))

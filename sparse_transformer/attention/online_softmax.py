@@ -1,4 +1,4 @@
-"""Attention step by step: the loop of the executors in plain XLA.
+"""Attention step by step: the loop of the backends in plain XLA.
 
 An outer loop runs over groups of query tiles, an inner one over the steps in
 which a group meets its tiles of keys. Forward, the inner loop carries a running

@@ -15,7 +15,7 @@ _TARGET = contextvars.ContextVar("target", default=("", 0.0))
 def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
   """Traces programs for absent devices, within a `with` statement.
 
-  Executors then choose kernels, tiles and limits as they would on that device.
+  Backends then choose kernels, tiles and limits as they would on that device.
 
   Args:
     platform: one of `PLATFORMS`.

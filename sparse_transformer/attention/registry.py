@@ -1,63 +1,63 @@
-"""The executors by name, and the choice of one for a request."""
+"""The backends by name, and the choice of one for a request."""
 
 from collections.abc import Mapping, Sequence
 
+from sparse_transformer.attention.backends import dense, xla
+from sparse_transformer.attention.backends.cudnn import Cudnn
+from sparse_transformer.attention.backends.mosaic import Mosaic
+from sparse_transformer.attention.backends.triton import Triton
 from sparse_transformer.attention.contract import (
-  Executor,
+  Backend,
   Request,
   Unsupported,
 )
-from sparse_transformer.attention.executors import dense, xla
-from sparse_transformer.attention.executors.cudnn import Cudnn
-from sparse_transformer.attention.executors.mosaic import Mosaic
-from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.platforms import PLATFORMS
 
 DENSE = "dense"  # the reference, which has no plans and is not registered
 PLAIN = DENSE, "batched", "streamed"  # which have no kernels
 
-EXECUTORS: dict[str, Executor] = {}
+BACKENDS: dict[str, Backend] = {}
 _PREFERRED: dict[str, Sequence[str]] = {}  # the platforms that prefer each
 _AVOIDED: dict[str, str] = {}  # see `avoid`
 
 
 def register(
-  name: str, executor: Executor, platforms: Sequence[str] = ()
+  name: str, backend: Backend, platforms: Sequence[str] = ()
 ) -> None:
-  """Adds an executor, which `attend` and the config can name.
+  """Adds a backend, which `attend` and the config can name.
 
   Args:
     name: its name, as a `backend`.
-    executor: the executor, hashable, since programs are cached by it.
+    backend: the backend, hashable, since programs are cached by it.
     platforms: those of `PLATFORMS` on which "auto" tries it before all earlier
       ones. On others, it is tried after them.
 
   Raises:
     ValueError: the name is taken, or a platform is unknown.
   """
-  if name in backends():
+  if name in names():
     raise ValueError(f"backend {name!r} is already registered")
   if unknown := set(platforms) - set(PLATFORMS):
     raise ValueError(
       f"unknown platforms {sorted(unknown)}; known: {', '.join(PLATFORMS)}"
     )
-  EXECUTORS[name] = executor
+  BACKENDS[name] = backend
   _PREFERRED[name] = platforms
 
 
 def unregister(name: str) -> None:
-  """Removes an executor."""
-  del EXECUTORS[name], _PREFERRED[name]
+  """Removes a backend."""
+  del BACKENDS[name], _PREFERRED[name]
   _AVOIDED.pop(name, None)
 
 
-def backends() -> tuple[str, ...]:
+def names() -> tuple[str, ...]:
   """All values that `attention.backend` may have."""
-  return "auto", DENSE, *EXECUTORS
+  return "auto", DENSE, *BACKENDS
 
 
 def avoid(reasons: Mapping[str, str]) -> None:
-  """Sets the executors that "auto" does not choose from now on.
+  """Sets the backends that "auto" does not choose from now on.
 
   Programs that are compiled already keep theirs.
 
@@ -73,22 +73,22 @@ def avoided() -> dict[str, str]:
   return dict(_AVOIDED)
 
 
-def resolve(backend: str, request: Request) -> str:
-  """Names what runs a request on its platform: "dense", or an executor.
+def resolve(name: str, request: Request) -> str:
+  """Names what runs a request on its platform: "dense", or a backend.
 
   Raises:
     ValueError: the backend is unknown.
     Unsupported: it cannot run this request, for the reason that is said.
   """
-  name, _ = _search(backend, request)
-  return name
+  found, _ = _search(name, request)
+  return found
 
 
-def explain_choice(backend: str, *requests: Request) -> str:
+def explain_choice(name: str, *requests: Request) -> str:
   """Says what runs requests, and why not what "auto" would rather choose.
 
   Args:
-    backend: as in `attend`.
+    name: as `backend` in `attend`.
     *requests: those of a program, such as one for each kind of layer.
 
   Returns:
@@ -96,47 +96,47 @@ def explain_choice(backend: str, *requests: Request) -> str:
   """
   choices = []
   for request in requests:
-    name, reasons = _search(backend, request)
+    found, reasons = _search(name, request)
     rejected = (f"{other}: {reason}" for other, reason in reasons.items())
-    choices.append("; not ".join([name, *rejected]))
+    choices.append("; not ".join([found, *rejected]))
   return ", or ".join(dict.fromkeys(choices))
 
 
-def choose(backend: str, request: Request) -> Executor | None:
+def choose(name: str, request: Request) -> Backend | None:
   """What `resolve` names; None for the reference."""
-  return EXECUTORS.get(resolve(backend, request))
+  return BACKENDS.get(resolve(name, request))
 
 
-def _search(backend, request):
+def _search(name, request):
   """(what runs a request, {what was tried before it: why that cannot}).
 
-  "auto" tries the executors that are preferred on the platform, the latest
+  "auto" tries the backends that are preferred on the platform, the latest
   registered first, then the others in the order of their registration.
   """
-  if backend not in backends():
-    raise ValueError(f"unknown {backend=}; known: {', '.join(backends())}")
+  if name not in names():
+    raise ValueError(f"unknown backend={name!r}; known: {', '.join(names())}")
 
-  names = [backend]
-  if backend == "auto":
+  candidates = [name]
+  if name == "auto":
     latest_first = reversed(_PREFERRED.items())
-    preferred = [name for name, on in latest_first if request.platform in on]
+    preferred = [x for x, on in latest_first if request.platform in on]
     # The first that was registered, plain XLA, runs every request.
-    names = list(dict.fromkeys(preferred + list(EXECUTORS)))
+    candidates = list(dict.fromkeys(preferred + list(BACKENDS)))
 
   reasons: dict[str, str] = {}
-  for name in names:
-    runs = dense if name == DENSE else EXECUTORS[name]
-    # Who names an executor gets it, even one to be avoided.
-    reason = _AVOIDED.get(name) if backend == "auto" else None
+  for candidate in candidates:
+    runs = dense if candidate == DENSE else BACKENDS[candidate]
+    # Who names a backend gets it, even one to be avoided.
+    reason = _AVOIDED.get(candidate) if name == "auto" else None
     reason = reason or runs.unsupported(request)
     if reason is None:
-      return name, reasons
-    reasons[name] = reason
+      return candidate, reasons
+    reasons[candidate] = reason
 
   raise Unsupported(
     "; ".join(
-      f"backend={name} cannot run this case: {reason}"
-      for name, reason in reasons.items()
+      f"backend={candidate} cannot run this case: {reason}"
+      for candidate, reason in reasons.items()
     )
   )
 

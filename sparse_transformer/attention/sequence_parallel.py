@@ -397,9 +397,9 @@ def _keys(part, layout, device, num_devices, own):
 
 
 def plan_device(
-  executor: contract.Executor, request: contract.Request
+  backend: contract.Backend, request: contract.Request
 ) -> contract.Plans:
-  """`Executor.plans` of a device, where positions are split.
+  """`Backend.plans` of a device, where positions are split.
 
   Parts run in slices, or by heads where key heads divide and slices would bring
   a device more positions than it has.
@@ -410,18 +410,18 @@ def plan_device(
   plans: list[tuple[contract.Plan, contract.Heads]] = []
   for part, heads in heads_lib.heads_of_parts(request.patterns, request.length):
     of_part = heads_lib.request_of(request, part, heads)
-    tile = _divisor_tile(executor, part, of_part, own)
+    tile = _divisor_tile(backend, part, of_part, own)
     slices = slice_part(part, request.length, tile, num_devices)
 
     # All keys for some heads, where slices would need nearly all keys as well.
     can_split_heads = of_part.num_key_heads % num_devices == 0
     if slices.received > own and can_split_heads:
-      for plan in _plan_heads(executor, part, of_part):
+      for plan in _plan_heads(backend, part, of_part):
         plans.append((plan, heads))
       continue
 
-    # Executors are frozen, and so hashable, which their protocol does not say.
-    hashable: Any = executor
+    # Backends are frozen, and so hashable, which their protocol does not say.
+    hashable: Any = backend
     tables = _tables(hashable, part, slices, of_part)
     plan = contract.Plan(
       pattern=part,
@@ -434,15 +434,15 @@ def plan_device(
   return plans
 
 
-def _divisor_tile(executor, part, request, own):
+def _divisor_tile(backend, part, request, own):
   """A tile that divides a device's `own` positions, unless it is too small."""
   # Tiles within a device's positions are not padded.
-  tile = executor.tile_size(part, request)
+  tile = backend.tile_size(part, request)
   divisor = math.gcd(tile, own)
-  return divisor if divisor >= min(tile, executor.smallest_tile) else tile
+  return divisor if divisor >= min(tile, backend.smallest_tile) else tile
 
 
-def _plan_heads(executor, part, request):
+def _plan_heads(backend, part, request):
   """Plans of a part for a device's share of the heads, at all positions."""
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
@@ -451,7 +451,7 @@ def _plan_heads(executor, part, request):
     patterns=(part,) * (request.num_heads // num_devices),
     num_key_heads=request.num_key_heads // num_devices,
   )
-  for plan, _ in executor.plans(of_device):
+  for plan, _ in backend.plans(of_device):
     yield dataclasses.replace(
       plan,
       queries=OverHeads(axes, plan.queries),
@@ -460,12 +460,12 @@ def _plan_heads(executor, part, request):
 
 
 @functools.lru_cache(maxsize=64)
-def _tables(executor, part, slices, request):
+def _tables(backend, part, slices, request):
   """The tables of all devices, stacked: arrays [S, ...].
 
   Kept: several layers, and both passes, ask for the same.
   """
-  tables = executor.device_tables(part, slices.layouts, request)
+  tables = backend.device_tables(part, slices.layouts, request)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
 
 

@@ -1,4 +1,4 @@
-"""Whether an executor computes, on this device, what plain XLA does."""
+"""Whether a backend computes, on this device, what plain XLA does."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ SMALL = 518
 class Report(NamedTuple):
   """What `verify` found."""
 
-  executor: str
+  backend: str
   faults: tuple[str, ...]  # a phrase for each thing that is wrong
 
 
@@ -104,7 +104,7 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
     lse=_has_lse(name, request),
   )
   if not request.patterns:
-    return Report(executor=name, faults=())
+    return Report(backend=name, faults=())
 
   # "dense" is the definition, but takes n x n memory: beyond a few positions,
   # "batched" stands in for it.
@@ -132,14 +132,14 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
       words = " ".join(str(error).split())
       wrong = [shorten(f"{type(error).__name__}: {words}")]
     faults += [f"{fault} at n = {n:,}" for fault in wrong]
-  return Report(executor=name, faults=tuple(faults))
+  return Report(backend=name, faults=tuple(faults))
 
 
 def _has_lse(name, request):
   """Whether what runs a request would also return the log-sum-exp."""
   with_lse = dataclasses.replace(request, lse=True)
-  executor = registry.EXECUTORS.get(name)
-  return executor is None or executor.unsupported(with_lse) is None
+  backend = registry.BACKENDS.get(name)
+  return backend is None or backend.unsupported(with_lse) is None
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

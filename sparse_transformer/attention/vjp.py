@@ -21,15 +21,15 @@ from sparse_transformer.attention import (
   online_softmax,
   sequence_parallel,
 )
+from sparse_transformer.attention.backends import diagonals, xla
 from sparse_transformer.attention.content import binding, found_tiles
-from sparse_transformer.attention.executors import diagonals, xla
 
 # A plan, with what runs it and for which heads.
 Planned = tuple[contract.Runner, contract.Plan, contract.Heads]
 
 
 def _run_plans(
-  executor: contract.Executor | None,
+  backend: contract.Backend | None,
   request: contract.Request,
   queries: contract.Queries,
   keys: contract.Keys,
@@ -40,7 +40,7 @@ def _run_plans(
   """(out_BLHE, lse_BLH) of a device.
 
   Args:
-    executor: what runs static pairs.
+    backend: what runs static pairs.
     request: what is asked of this device.
     queries, keys: the arrays of this device.
     bias_HD: the bias of the device's heads; None for none.
@@ -52,7 +52,7 @@ def _run_plans(
     float32 or wider. Without patterns, those of no keys.
   """
   num_queries = queries.q.shape[1]
-  plans = _plan(executor, request, num_queries, bias_HD, runtime_tables, first)
+  plans = _plan(backend, request, num_queries, bias_HD, runtime_tables, first)
   out_BLHE, lse_BLH = forward(plans, queries, keys)
   out_BLHE = out_BLHE.astype(keys.v.dtype)
 
@@ -61,21 +61,21 @@ def _run_plans(
   return out_BLHE, lse_BLH
 
 
-def _forward(executor, request, queries, keys, bias_HD, runtime_tables, first):
+def _forward(backend, request, queries, keys, bias_HD, runtime_tables, first):
   results = _run_plans(
-    executor, request, queries, keys, bias_HD, runtime_tables, first
+    backend, request, queries, keys, bias_HD, runtime_tables, first
   )
   inputs = queries, keys, bias_HD, runtime_tables, first
   return results, (inputs, results)
 
 
-def _backward(executor, request, saved, cotangents):
+def _backward(backend, request, saved, cotangents):
   """The gradients of the arrays of `_run_plans`."""
   inputs, (out_BLHE, lse_BLH) = saved
   queries, keys, bias_HD, runtime_tables, first = inputs
   dout_BLHE, dlse_BLH = cotangents
   num_queries = queries.q.shape[1]
-  plans = _plan(executor, request, num_queries, bias_HD, runtime_tables, first)
+  plans = _plan(backend, request, num_queries, bias_HD, runtime_tables, first)
   grads = backward(
     plans,
     queries,
@@ -109,13 +109,13 @@ run_plans = jax.custom_vjp(_run_plans, nondiff_argnums=(0, 1))
 run_plans.defvjp(_forward, _backward)
 
 
-def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
+def _plan(backend, request, num_queries, bias_HD, runtime_tables, first):
   """Makes all plans of a device, again in each pass: plans are not arrays.
 
-  Executors keep their plans, so that a second call costs nothing.
+  Backends keep their plans, so that a second call costs nothing.
 
   Args:
-    executor: what `registry.choose` chose for static pairs.
+    backend: what `registry.choose` chose for static pairs.
     request: what is asked of this device.
     num_queries: the queries of this device, L.
     bias_HD, runtime_tables, first: as in `_run_plans`.
@@ -128,21 +128,21 @@ def _plan(executor, request, num_queries, bias_HD, runtime_tables, first):
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
 
-  # The chosen executor runs neither a bias nor a slice of the queries: both are
+  # The chosen backend runs neither a bias nor a slice of the queries: both are
   # known at run time only.
   if bias_HD is not None:
-    executor = diagonals
+    backend = diagonals
     plans = diagonals.plans(static_request, bias_HD, num_queries, first)
   elif first is not None:
-    # `slice_plans` has tiles of its own, so that either executor of plain XLA
+    # `slice_plans` has tiles of its own, so that either backend of plain XLA
     # could run them, on any device.
-    executor = xla.ON_CPUS
+    backend = xla.ON_CPUS
     plans = xla.slice_plans(static, num_queries, request.length, first)
   elif static and request.split.over_positions:
-    plans = sequence_parallel.plan_device(executor, static_request)
+    plans = sequence_parallel.plan_device(backend, static_request)
   elif static:
-    plans = executor.plans(static_request)
-  planned = [(executor, plan, heads) for plan, heads in plans]
+    plans = backend.plans(static_request)
+  planned = [(backend, plan, heads) for plan, heads in plans]
 
   # The tables of content-based parts were found at run time.
   runner = found_tiles.FoundTiles(request.platform)

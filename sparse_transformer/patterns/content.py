@@ -162,7 +162,7 @@ class Content(Checked):
   ) -> tuple["Near | Chosen", ...]:
     """Makes the sets of pairs whose union this pattern is.
 
-    Each pair must lie in `support()`, which by default is k <= q. Executors do
+    Each pair must lie in `support()`, which by default is k <= q. Backends do
     not check it again.
 
     Args:

@@ -53,7 +53,7 @@ def lay_out(part: PatternLike, n: int, tile: int) -> Layout:
   cols = np.concatenate([cols[inside], counted.cols])
   pairs = np.concatenate([area[inside], counted.pairs])
 
-  # By row, then by column: an executor goes through a row of tiles in turn.
+  # By row, then by column: a backend goes through a row of tiles in turn.
   order = np.lexsort((cols, rows))
   return Layout(
     tile=tile,

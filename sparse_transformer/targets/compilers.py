@@ -152,7 +152,7 @@ def render(report: dict[str, Any]) -> str:
   ]
   for program in report["programs"]:
     # Which implementation of attention the network would use on that device.
-    rows = [("  attention", f"by {program['executor']}")]
+    rows = [("  attention", f"by {program['backend']}")]
     if program["compiles"]:
       rows += _rows(program, report)
     else:

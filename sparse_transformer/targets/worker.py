@@ -244,7 +244,7 @@ def _report(program, experiment, target):
   ):
     report = dict(
       name=name,
-      executor=registry.explain_choice(
+      backend=registry.explain_choice(
         experiment.model.backend, *program.requests
       ),
     )

@@ -32,7 +32,7 @@ PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
-  """Makes "auto" avoid executors whose results here differ from plain XLA's.
+  """Makes "auto" avoid backends whose results here differ from plain XLA's.
 
   Prints a line on standard error for each of them.
 
@@ -79,12 +79,12 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
 
 
 def _verdicts(requests):
-  """Checks executors in this process, until one has faults.
+  """Checks backends in this process, until one has faults.
 
   Args:
     requests: a function that returns those of the network.
 
-  Yields (executor, file of its verdict, faults). Before a check that may end
+  Yields (backend, file of its verdict, faults). Before a check that may end
   the process, faults are None.
   """
   for request in requests():

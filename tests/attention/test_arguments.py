@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 from helpers.cases import soak
 from helpers.errors import refused
 
@@ -73,7 +73,7 @@ def value_and_gradients(function, arrays, cotangent, *more):
 @pytest.mark.parametrize("backend", ["auto", soak("dense")])
 @pytest.mark.parametrize("number", [3, soak(2)])
 def test_a_document_does_not_see_the_content_of_others(backend, number):
-  """Of static patterns, test_executors.py compares segments with masks."""
+  """Of static patterns, test_backends.py compares segments with masks."""
   documents = DOCUMENTS % number
   segments = jnp.asarray(np.stack([documents, documents[::-1]]))
   arrays = inputs()

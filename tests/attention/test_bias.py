@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws, reference_attention, runs
+from helpers import backend_laws as laws, reference_attention, runs
 from helpers.cases import listed
 from helpers.errors import refused
 from jax.sharding import AxisType

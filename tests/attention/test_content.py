@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import content, executor_laws as laws, networks
+from helpers import backend_laws as laws, content, networks
 from helpers.cases import soak
 from helpers.errors import refused
 

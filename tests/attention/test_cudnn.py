@@ -1,4 +1,4 @@
-"""The executor that calls cuDNN, with XLA's implementation in its place."""
+"""The backend that calls cuDNN, with XLA's implementation in its place."""
 
 import functools
 import re
@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws
+from helpers import backend_laws as laws
 
 from sparse_transformer.attention import attend, contract, platforms, registry
-from sparse_transformer.attention.executors.cudnn import Cudnn
+from sparse_transformer.attention.backends.cudnn import Cudnn
 from sparse_transformer.patterns import Causal, Full, Strided
 
 BACKEND = "by_xla"
@@ -83,7 +83,7 @@ def test_values_and_gradients(heads, n, widths, dtype, options, wrap):
   ],
 )
 def test_choice_on_gpus(changes, words):
-  """cuDNN where it can run, or the reason and the next executor."""
+  """cuDNN where it can run, or the reason and the next backend."""
   fields = dict(
     patterns=(Causal(), Full()),
     length=3072,

@@ -9,7 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 from helpers.cases import listed
 from helpers.errors import refused
 from hypothesis import strategies as st

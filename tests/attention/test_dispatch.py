@@ -10,7 +10,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws
+from helpers import backend_laws as laws
 from helpers.cases import listed
 from helpers.errors import refused
 
@@ -24,7 +24,7 @@ from sparse_transformer.attention import (
   platforms,
   registry,
 )
-from sparse_transformer.attention.executors import xla
+from sparse_transformer.attention.backends import xla
 from sparse_transformer.patterns import (
   Block,
   Local,
@@ -119,14 +119,14 @@ def products(lowered):
 
 
 @pytest.mark.parametrize(
-  "platform, executor",
+  "platform, backend",
   [
     ("cpu", "streamed"),
     ("cuda", "batched"),
     ("rocm", "batched"),
   ],
 )
-def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):
+def test_program_depends_on_the_platform_it_is_traced_for(platform, backend):
   def lower(backend):
     def step(q, k, v):
       pattern = Block(32) | Summary(32, 8)
@@ -145,11 +145,11 @@ def test_program_depends_on_the_platform_it_is_traced_for(platform, executor):
 
   found = products(lower("auto"))
 
-  assert found == products(lower(executor))
+  assert found == products(lower(backend))
   other = {
     "streamed": "batched",
     "batched": "streamed",
-  }[executor]
+  }[backend]
 
   assert found != products(lower(other))
 
@@ -176,7 +176,7 @@ def test_description_says_what_runs_with_which_tiles(platform, name, tile):
 
     assert description.heads == (0, 1, 2, 3)
     assert description.num_key_heads == 4
-    return description.executors, description.tiles, description.computed
+    return description.backends, description.tiles, description.computed
 
   local = Local(128)
   n = 12_288
@@ -288,12 +288,12 @@ def test_default_device_decides_what_runs(monkeypatch):
       assert platforms.current_platform() == "cuda"
 
 
-def test_executors_are_registered_once_and_for_known_platforms():
+def test_backends_are_registered_once_and_for_known_platforms():
   with refused("'streamed' is already registered"):
     registry.register("streamed", xla.ON_CPUS)
   with refused("gpu.*known: cpu, cuda, rocm, tpu"):
     registry.register("new", xla.ON_CPUS, platforms=("gpu",))
-  assert "new" not in registry.EXECUTORS
+  assert "new" not in registry.BACKENDS
 
 
 def test_layers_with_equal_requests_are_lowered_once():

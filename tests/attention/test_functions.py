@@ -1,6 +1,6 @@
 """Attention over pairs that a function or a matrix gives.
 
-That executors agree with their definition is in test_executors.py.
+That backends agree with their definition is in test_backends.py.
 """
 
 import functools
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 from helpers.errors import refused
 from jax.sharding import AxisType, PartitionSpec
 

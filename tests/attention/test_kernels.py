@@ -1,6 +1,6 @@
 """Kernels for GPUs and TPUs: what they run, with which tiles, on what rows.
 
-That their results are right is in test_executors.py.
+That their results are right is in test_backends.py.
 """
 
 import dataclasses
@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import executor_laws as laws, runs
+from helpers import backend_laws as laws, runs
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from sparse_transformer.attention import attend, platforms
+from sparse_transformer.attention.backends.mosaic import Mosaic
+from sparse_transformer.attention.backends.triton import Triton
 from sparse_transformer.attention.contract import Keys, Plan, Queries
-from sparse_transformer.attention.executors.mosaic import Mosaic
-from sparse_transformer.attention.executors.triton import Triton
 from sparse_transformer.attention.sequence_parallel import slice_part
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 
@@ -26,7 +26,7 @@ OTHER_VALUES = dict(value_dtype="float32")
 
 
 @pytest.mark.parametrize(
-  "executor, changes, words",
+  "backend, changes, words",
   [
     (Triton, dict(), None),
     (Triton, dict(capability=7.5), "capability 8.0 or later, got 7.5"),
@@ -47,19 +47,19 @@ OTHER_VALUES = dict(value_dtype="float32")
     (Mosaic, dict(value_width=512), r"at most 256, got \(64, 512\)"),
   ],
 )
-def test_cases_that_cannot_run_are_named(executor, changes, words):
+def test_cases_that_cannot_run_are_named(backend, changes, words):
   fields = dict(
     length=999,
     qk_width=64,
     value_width=64,
     dtype="bfloat16",
-    platform="tpu" if executor == Mosaic else "cuda",
+    platform="tpu" if backend == Mosaic else "cuda",
   )
   fields |= changes
   capability = fields.pop("capability", 9.0)
   with platforms.targeting(fields["platform"], capability):
     request = laws.request_for((Local(9),) * 4, **fields)
-    reason = executor().unsupported(request)
+    reason = backend().unsupported(request)
   assert reason is None if words is None else re.search(words, reason)
 
 
@@ -123,7 +123,7 @@ def test_tiles_of_tpus_suit_the_pattern(heads, n, tile):
 def test_devices_may_have_more_keys_than_queries(part):
   n = 104
   tile = 32
-  executor = Triton(interpret=True)
+  backend = Triton(interpret=True)
   *arrays, dout, dlse = laws.random_inputs(
     n,
     1,
@@ -134,7 +134,7 @@ def test_devices_may_have_more_keys_than_queries(part):
   expected, *_ = laws.reference(*arrays, dout, dlse, (part,))
   slices = slice_part(part, n, tile, 2)
   request = laws.request_for((part,), n)
-  tables = executor.device_tables(part, slices.layouts, request)
+  tables = backend.device_tables(part, slices.layouts, request)
   sides = slices.queries, slices.keys, slices.keys
 
   assert slices.queries.positions.shape[1] < slices.keys.positions.shape[1]
@@ -149,7 +149,7 @@ def test_devices_may_have_more_keys_than_queries(part):
     def forward(lists, of_device=of_device, rows=rows):
       # Tables that all devices share are constants; others are arguments.
       plan = Plan(part, tile, of_device._replace(by_query=lists))
-      return executor.forward(plan, *rows)
+      return backend.forward(plan, *rows)
 
     out, lse = jax.jit(forward)(of_device.by_query)
     positions = slices.queries.positions[device]
@@ -191,7 +191,7 @@ import sys
 sys.modules[sys.argv[1]] = None
 import jax
 import numpy as np
-from helpers import executor_laws as laws
+from helpers import backend_laws as laws
 from sparse_transformer.attention import attend, platforms, registry
 from sparse_transformer.patterns import Local
 

@@ -12,12 +12,12 @@ import re
 import jax
 import numpy as np
 import pytest
-from helpers import executor_laws as laws
+from helpers import backend_laws as laws
 
 from benchmarks.accelerator import correctness
 from sparse_transformer.attention import registry, verification
-from sparse_transformer.attention.executors import triton_kernels
-from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.backends import triton_kernels
+from sparse_transformer.attention.backends.triton import Triton
 from sparse_transformer.patterns import parse
 
 pytestmark = pytest.mark.soak
@@ -146,7 +146,7 @@ def test_nothing_is_found_without_a_mutation(dtype):
 
 @pytest.mark.parametrize("name", SOURCE)
 def test_change_of_the_source_is_found(name, monkeypatch):
-  monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, SOURCE[name]))
+  monkeypatch.setitem(registry.BACKENDS, "mutant", Mutant(True, SOURCE[name]))
   dtype = "float32" if name in FLOAT32 else "bfloat16"
   title = "catalogue 6" if name in FEW_KEYS else "full tiles"
   run = jax.jit(lambda *inputs: run_plan(*inputs))  # JAX caches by function
@@ -155,7 +155,7 @@ def test_change_of_the_source_is_found(name, monkeypatch):
 
 @pytest.mark.parametrize("name", LONG)
 def test_change_of_the_source_is_found_at_long_n(name, monkeypatch):
-  monkeypatch.setitem(registry.EXECUTORS, "mutant", Mutant(True, SOURCE[name]))
+  monkeypatch.setitem(registry.BACKENDS, "mutant", Mutant(True, SOURCE[name]))
   monkeypatch.setattr(correctness, "MAX_REFERENCE", 100)
   *_, mix = correctness.mixes(True, "bfloat16").values()
   assert mix.is_long

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import catalogue, executor_laws as laws, runs
+from helpers import backend_laws as laws, catalogue, runs
 from helpers.cases import soak
 from helpers.errors import refused
 from jax.sharding import (
@@ -17,10 +17,10 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.contract import Executor, Split
-from sparse_transformer.attention.executors.mosaic import Mosaic
-from sparse_transformer.attention.executors.triton import Triton
-from sparse_transformer.attention.executors.xla import Xla
+from sparse_transformer.attention.backends.mosaic import Mosaic
+from sparse_transformer.attention.backends.triton import Triton
+from sparse_transformer.attention.backends.xla import Xla
+from sparse_transformer.attention.contract import Backend, Split
 from sparse_transformer.attention.sequence_parallel import (
   Exchange,
   OverHeads,
@@ -173,11 +173,11 @@ def test_devices_exchange_heads_for_positions_where_slices_need_more(
     tile=64,
     split=Split(positions=("x",)),
   )
-  executor = registry.EXECUTORS["streamed"]
+  backend = registry.BACKENDS["streamed"]
   found = []
 
   def plan(x):
-    found.extend(plan_device(executor, request))
+    found.extend(plan_device(backend, request))
     return x
 
   split = functools.partial(
@@ -215,7 +215,7 @@ def trace(patterns, spec=SPLIT, backend="streamed", n=64):
 class Alone(Xla):
   """Runs on one device."""
 
-  device_tables = Executor.device_tables
+  device_tables = Backend.device_tables
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_sums_are_not_rounded(pattern, spec, dtype, kernels, monkeypatch):
     return found.append(forward(*given)) or found[-1]
 
   monkeypatch.setattr(kernels, "forward", run)
-  monkeypatch.setitem(registry.EXECUTORS, "triton", kernels(interpret=True))
+  monkeypatch.setitem(registry.BACKENDS, "triton", kernels(interpret=True))
   trace((pattern,) * 8, spec, "triton")
 
   assert {str(out.dtype) for out, _ in found} == {dtype}

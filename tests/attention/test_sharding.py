@@ -5,7 +5,7 @@ import itertools
 
 import jax
 import pytest
-from helpers import executor_laws as laws, runs
+from helpers import backend_laws as laws, runs
 from helpers.cases import soak
 from jax.sharding import (
   AbstractMesh,
@@ -15,10 +15,10 @@ from jax.sharding import (
 )
 
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.backends.triton import Triton
 from sparse_transformer.patterns import LSH, Causal, Local, Strided, TopBlocks
 
-BACKENDS = "auto", "dense"  # "auto" traces every executor
+BACKENDS = "auto", "dense"  # "auto" traces every backend
 N = 40
 TILE = 16
 TWO_PARTS = Local(5) | Strided(7)

@@ -6,12 +6,12 @@ Triton's are lists of items (items.py), Mosaic's are grids of steps
 
 import numpy as np
 import pytest
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 from helpers.cases import listed
 
 from sparse_transformer.attention import contract
-from sparse_transformer.attention.executors import block_tables, items
-from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.backends import block_tables, items
+from sparse_transformer.attention.backends.mosaic import Mosaic
 from sparse_transformer.attention.heads import index_of, key_heads
 from sparse_transformer.patterns import Block, Causal, Local, Strided, Summary
 

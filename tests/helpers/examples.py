@@ -1,6 +1,6 @@
 """Examples of every registered class of patterns, as expressions.
 
-The laws of patterns, executors, benchmarks and the gallery run over them: a
+The laws of patterns, backends, benchmarks and the gallery run over them: a
 class that joins the catalogue gets a line here.
 """
 

@@ -1,4 +1,4 @@
-"""Executors of the CPU that are wrong, each in one of the ways of a kernel.
+"""Backends of the CPU that are wrong, each in one of the ways of a kernel.
 
 python tests/helpers/kernel_faults.py NAMES FLAGS: train.py with some of them.
 """
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from helpers import processes
 
 from sparse_transformer.attention import registry
-from sparse_transformer.attention.executors.xla import Xla
+from sparse_transformer.attention.backends.xla import Xla
 from sparse_transformer.patterns import Pattern
 from sparse_transformer.training import kernel_check
 

@@ -100,7 +100,7 @@ def test_attention_is_that_of_the_training_step():
 
 PROGRAM = dict(
   name="training step",
-  executor="batched",
+  backend="batched",
   compiles=True,
   fits=True,
   memory=dict(

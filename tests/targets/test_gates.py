@@ -8,12 +8,12 @@ import json
 import os
 
 import pytest
-from helpers import assembly, executor_laws as laws
+from helpers import assembly, backend_laws as laws
 from helpers.errors import refused
 
 from benchmarks import compiled
 from sparse_transformer import config as config_lib
-from sparse_transformer.attention.executors.mosaic import Mosaic
+from sparse_transformer.attention.backends.mosaic import Mosaic
 from sparse_transformer.patterns import Causal
 from sparse_transformer.targets import compilers, hardware
 
@@ -115,7 +115,7 @@ def test_launches_and_memory(preset, target, part, compile_for):
     assert not program["unknown_loops"]
     assert program["launches"] <= launches
     assert program["memory"]["peak"] <= gib * 2**30
-    assert kernels or not program["executor"].startswith("triton")
+    assert kernels or not program["backend"].startswith("triton")
     if part == "attention":  # each device has its own sequences
       assert not program["collectives"]
 
@@ -146,7 +146,7 @@ def test_kernels_of_every_gpu_spill_no_registers(target, widths, compile_for):
   config = attention_of(3_072, *widths)
   (program,), kernels = compile_for(target, config)
   assert program["compiles"], program["reason"]
-  assert program["executor"].startswith("triton; not cudnn:")
+  assert program["backend"].startswith("triton; not cudnn:")
   assert kernels
   assert all(is_within_a_gpu(x, target) for x in kernels.values()), kernels
 
@@ -157,7 +157,7 @@ def test_dense_patterns_call_cudnn(target, compile_for):
   config = attention_of(3_071, 32, 64, "dense")
   (program,), kernels = compile_for(target, config)
   assert program["compiles"]
-  assert program["executor"] == "cudnn"
+  assert program["backend"] == "cudnn"
   assert not kernels
   assert program["launches"] <= 25
   assert any("dot_product" in x for x in program["most_launched"])
@@ -172,7 +172,7 @@ def test_tpu_programs_fit(target, length, widths, compile_for):
     pytest.skip("the programs of v5e are the largest for its memory")
   (program,), _ = compile_for(target, attention_of(length, *widths))
   assert program["compiles"] and program["fits"], program.get("reason")
-  assert program["executor"] == "mosaic"
+  assert program["backend"] == "mosaic"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_key_heads_segments_and_soft_cap(
   (program,), kernels = compile_for(target, config, "attention", **options)
 
   assert program["compiles"] and program["fits"], program.get("reason")
-  assert program["executor"].split(";")[0] == plain["executor"].split(";")[0]
+  assert program["backend"].split(";")[0] == plain["backend"].split(";")[0]
   assert kernels.keys() == plain_kernels.keys()
   assert program["memory"]["peak"] < 0.8 * plain["memory"]["peak"]
 

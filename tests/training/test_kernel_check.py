@@ -6,7 +6,7 @@ import signal
 import jax
 import numpy as np
 import pytest
-from helpers import executor_laws as laws, kernel_faults, runs
+from helpers import backend_laws as laws, kernel_faults, runs
 from helpers.cases import soak
 
 from sparse_transformer.attention import registry, verification, verify_request
@@ -30,27 +30,27 @@ FAULTS = {
 
 @pytest.fixture
 def check(monkeypatch, tmp_path):
-  """Checks the kernels of a run; returns the executors that were verified."""
+  """Checks the kernels of a run; returns the backends that were verified."""
   jax.devices()  # in use, so that this process checks
   driver = tmp_path / "driver"
   driver.write_text(str(tmp_path))
   monkeypatch.setattr(kernel_check, "DRIVER", driver)
-  executors = []
+  backends = []
 
   def counted(*args):
     report = verify_request(*args)
-    executors.append(report.executor)
+    backends.append(report.backend)
     return report
 
   monkeypatch.setattr(kernel_check, "verify_request", counted)
 
   def check(**changes):
-    executors.clear()
+    backends.clear()
     kernel_check.avoid_wrong(Experiment(runs.tiny(**changes)))
-    return [*executors]
+    return [*backends]
 
   yield check
-  for name in {*registry.EXECUTORS} & {*ENDS, *FAULTS}:
+  for name in {*registry.BACKENDS} & {*ENDS, *FAULTS}:
     registry.unregister(name)
 
 

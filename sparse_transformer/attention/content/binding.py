@@ -236,7 +236,7 @@ def plan_found(
 def count_scores(
   pattern: Pattern, request: contract.Request
 ) -> list[tuple[str, int, int]]:
-  """(executor, tile, scores per sequence and head) of content-based parts.
+  """(backend, tile, scores per sequence and head) of content-based parts.
 
   Shapes are known before run time, whatever the content.
   """

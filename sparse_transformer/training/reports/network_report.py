@@ -41,7 +41,7 @@ class Report:
     network: its sizes, and the numbers of its parameters.
     attention: for each pattern of equal layers, the fields of its
       `attention.Description`, the pattern as text, and `layers`.
-    executors: what would run attention on each of `DEVICES`, and why.
+    backends: what would run attention on each of `DEVICES`, and why.
     reach, may_see: from `find_reach`.
     receptive_field: what the last positions can depend on.
     flops: the FLOPs per token of a step.
@@ -55,7 +55,7 @@ class Report:
 
   network: dict[str, Any]
   attention: list[dict[str, Any]]
-  executors: dict[str, str]
+  backends: dict[str, str]
   reach: analysis.Reach
   may_see: int | None
   receptive_field: receptive_field.ReceptiveField
@@ -91,7 +91,7 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
       active_parameters=model_lib.count_active_parameters(model),
     ),
     attention=attention,
-    executors={x: _choice(config, model, DEVICES[x]) for x in DEVICES},
+    backends={x: _choice(config, model, DEVICES[x]) for x in DEVICES},
     reach=reach,
     may_see=may_see,
     receptive_field=receptive_field.measure(model),
@@ -208,7 +208,7 @@ def render(report: Report) -> str:
     tables.align(list(_reach_rows(report)) + list(_sum_rows(report))),
     tables.align(
       (f"attention on {x}", textwrap.shorten(y, 130, placeholder=" ..."))
-      for x, y in report.executors.items()
+      for x, y in report.backends.items()
     ),
   ]
   return "\n\n".join(parts)
@@ -230,7 +230,7 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
       pairs,
       mean,
       f"{row['most_keys']:,}",
-      ", ".join(row["executors"]),
+      ", ".join(row["backends"]),
       ", ".join(map(str, row["tiles"])),
       waste,
       "-" if kept is None else f"{kept:,}",

@@ -1,6 +1,6 @@
-"""Laws of executors: each computes what the definition of a pattern says.
+"""Laws of backends: each computes what the definition of a pattern says.
 
-They hold for every registered executor that runs on every platform, for the
+They hold for every registered backend that runs on every platform, for the
 dense one, and for the kernels, which run in Pallas' interpreter: it fills
 memory that a kernel has not written with NaN.
 """
@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import catalogue, executor_laws as laws
+from helpers import backend_laws as laws, catalogue
 from helpers.cases import listed, soak
 from hypothesis import strategies as st
 
 from sparse_transformer.attention import attend, registry
-from sparse_transformer.attention.executors import xla
-from sparse_transformer.attention.executors.mosaic import Mosaic
-from sparse_transformer.attention.executors.triton import Triton
+from sparse_transformer.attention.backends import xla
+from sparse_transformer.attention.backends.mosaic import Mosaic
+from sparse_transformer.attention.backends.triton import Triton
 from sparse_transformer.patterns import (
   BigBird,
   Block,
@@ -51,8 +51,8 @@ each_kernel = pytest.mark.parametrize("backend", [GPU, soak(TPU)])
 
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted():
-  for backend, executor in KERNELS.items():
-    registry.register(backend, executor)
+  for backend, backend in KERNELS.items():
+    registry.register(backend, backend)
   yield
   for backend in KERNELS:
     registry.unregister(backend)
@@ -515,7 +515,7 @@ def test_attention_can_be_mapped(backend):
   np.testing.assert_array_equal(mapped.reshape(v.shape), attention(q, k, v))
 
 
-# What is registered, and what plain executors plan.
+# What is registered, and what plain backends plan.
 
 
 class Short(xla.Xla):
@@ -525,7 +525,7 @@ class Short(xla.Xla):
     return "at most 300 positions" if request.length > 300 else None
 
 
-def test_auto_tries_registered_executors_and_a_named_one_says_why(request):
+def test_auto_tries_registered_backends_and_a_named_one_says_why(request):
   registry.register("short", Short(tiles=(8,)), platforms=("cpu",))
   request.addfinalizer(lambda: registry.unregister("short"))
   short = laws.request_for((Local(9),), 300, platform="cpu")
@@ -547,7 +547,7 @@ def step_of(patterns, backend):
   return jax.jit(lambda q, k, v, dout: jax.vjp(attention, q, k, v)[1](dout))
 
 
-def test_batched_executor_lowers_for_accelerators():
+def test_batched_backend_lowers_for_accelerators():
   heads = Local(96) | Strided(96), Block(128) | Summary(128, 32), BigBird(64)
   x = jax.ShapeDtypeStruct((1, 3072, 3, 64), jnp.bfloat16)
   traced = step_of(heads, "batched").trace(x, x, x, x)

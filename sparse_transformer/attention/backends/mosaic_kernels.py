@@ -1,4 +1,4 @@
-"""The fused kernels of the `mosaic` executor, in Pallas for TPUs.
+"""The fused kernels of the `mosaic` backend, in Pallas for TPUs.
 
 A grid has a step for each tile of each item and sequence: [B, steps]. The steps
 of an item follow each other, so that its block stays in VMEM from the first to
@@ -22,9 +22,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from sparse_transformer.attention.contract import Keys, Plan, Queries, Scores
-from sparse_transformer.attention.executors import block_tables
-from sparse_transformer.attention.executors.kernel_math import (
+from sparse_transformer.attention.backends import block_tables
+from sparse_transformer.attention.backends.kernel_math import (
   LOG2_E,
   finish_softmax,
   keep_pairs,
@@ -32,6 +31,7 @@ from sparse_transformer.attention.executors.kernel_math import (
   scale_products,
   unpack,
 )
+from sparse_transformer.attention.contract import Keys, Plan, Queries, Scores
 
 # Which table of `block_tables.Grid` numbers the blocks of a side.
 ROWS, COLUMNS = range(2)

@@ -1,4 +1,4 @@
-"""The executor that calls cuDNN's attention, for dense patterns."""
+"""The backend that calls cuDNN's attention, for dense patterns."""
 
 import dataclasses
 import functools
@@ -20,7 +20,7 @@ TILE = 128  # for estimates: cuDNN does not say which it takes
 
 
 @dataclasses.dataclass(frozen=True)
-class Cudnn(contract.Executor):
+class Cudnn(contract.Backend):
   """Runs heads that see all keys, or all until the query's position.
 
   It could also run windows, and columns as sequences of their own: Triton's

@@ -1,6 +1,6 @@
 """The reference: softmax over all n x n scores, differentiated by JAX.
 
-All other executors must agree with it. It is written to be read: no tiles, no
+All other backends must agree with it. It is written to be read: no tiles, no
 kernels, no derivatives by hand, and everything in float32 or wider.
 """
 
@@ -19,7 +19,7 @@ MAX_MASK_BYTES = 2**32
 
 
 def unsupported(request: contract.Request) -> str | None:
-  """See `contract.Executor`, which this is not: it has no plans."""
+  """See `contract.Backend`, which this is not: it has no plans."""
   # One byte for each pair; scores in float32 take four times as much.
   size = request.num_heads * request.length**2
   if size <= MAX_MASK_BYTES:

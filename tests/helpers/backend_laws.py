@@ -1,7 +1,7 @@
-"""What tests of executors share: cases, inputs, results and their comparison.
+"""What tests of backends share: cases, inputs, results and their comparison.
 
-The laws are in tests/attention/test_executors.py, for every registered
-executor; the reference is helpers/reference_attention.py.
+The laws are in tests/attention/test_backends.py, for every registered
+backend; the reference is helpers/reference_attention.py.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ NAMES = "out", "lse", "dq", "dk", "dv", "dsinks"
 
 
 def request_for(patterns, length, **changes: Any) -> Request:
-  """What an executor is asked: heads of 16 in float32, with changes."""
+  """What a backend is asked: heads of 16 in float32, with changes."""
   fields = dict(
     batch=1,
     num_key_heads=len(patterns),
@@ -101,11 +101,11 @@ SHARED_ORDER = (
   Block(32) | Summary(32, 8, shift=1),
   Local(17),
 )
-# The executors that run every case on every platform.
+# The backends that run every case on every platform.
 ANYWHERE = tuple(
   name
-  for name, executor in registry.EXECUTORS.items()
-  if executor.unsupported(request_for((Local(3),), 9, qk_width=5)) is None
+  for name, backend in registry.BACKENDS.items()
+  if backend.unsupported(request_for((Local(3),), 9, qk_width=5)) is None
 )
 
 
@@ -234,16 +234,16 @@ def assert_close(found, expected, tolerance=2e-5):
 
 
 def plans_of(backend, heads, n, tile):
-  """[(plan, heads)] of an executor."""
+  """[(plan, heads)] of a backend."""
   request = request_for(heads, n, batch=2, tile=tile)
-  return registry.EXECUTORS[backend].plans(request)
+  return registry.BACKENDS[backend].plans(request)
 
 
 def run_plans(backend, plans, q, k, v, dout, dlse):
   """(out, lse, dq, dk, dv) over given plans [(plan, heads)]."""
-  executor = registry.EXECUTORS[backend]
+  backend = registry.BACKENDS[backend]
   everyone = tuple(range(q.shape[2]))
-  work = [(executor, plan, heads or everyone) for plan, heads in plans]
+  work = [(backend, plan, heads or everyone) for plan, heads in plans]
   inputs = contract.Queries(q), contract.Keys(k, v)
   out, lse = vjp.forward(work, *inputs)
   out = out.astype(v.dtype)  # and gradients, as `attend` rounds them

@@ -1,4 +1,4 @@
-"""The executor for NVIDIA GPUs: fused kernels, see `triton_kernels`."""
+"""The backend for NVIDIA GPUs: fused kernels, see `triton_kernels`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,8 +7,8 @@ from typing import Any
 import jax
 
 from sparse_transformer.attention import contract, platforms
+from sparse_transformer.attention.backends import items
 from sparse_transformer.attention.contract import Plan, Plans, Request
-from sparse_transformer.attention.executors import items
 from sparse_transformer.patterns import Layout, Pattern
 
 # Positions on a side of a tile, by dtype. With larger ones, the backward pass
@@ -29,7 +29,7 @@ LEAST_WIDTHS = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class Triton(contract.Executor):
+class Triton(contract.Backend):
   """Runs all heads and parts together on NVIDIA GPUs.
 
   One plan covers a request: kernels read rows by position, so that parts with
@@ -146,6 +146,6 @@ class Triton(contract.Executor):
 
   def kernels(self) -> Any:
     """The module with the kernels, imported only where they run."""
-    from sparse_transformer.attention.executors import triton_kernels
+    from sparse_transformer.attention.backends import triton_kernels
 
     return triton_kernels

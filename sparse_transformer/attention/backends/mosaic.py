@@ -1,4 +1,4 @@
-"""The executor for TPUs, whose kernels copy blocks.
+"""The backend for TPUs, whose kernels copy blocks.
 
 A plan has all parts, of all heads, with one order of queries; keys follow each
 other in all the orders that these parts have. See `block_tables`.
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from sparse_transformer.attention import contract, platforms
-from sparse_transformer.attention.executors import block_tables, items
+from sparse_transformer.attention.backends import block_tables, items
 from sparse_transformer.attention.heads import heads_of_parts, key_heads
 from sparse_transformer.attention.orders import Orders, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
@@ -32,7 +32,7 @@ PAIR_COST = 12e-12
 
 
 @dataclasses.dataclass(frozen=True)
-class Mosaic(contract.Executor):
+class Mosaic(contract.Backend):
   """Runs fused kernels on TPUs, see `mosaic_kernels`.
 
   Kernels run on blocks of consecutive positions, so arrays are arranged in the
@@ -144,7 +144,7 @@ class Mosaic(contract.Executor):
 
   def kernels(self) -> Any:
     """The module with the kernels, imported only where they run."""
-    from sparse_transformer.attention.executors import mosaic_kernels
+    from sparse_transformer.attention.backends import mosaic_kernels
 
     return mosaic_kernels
 

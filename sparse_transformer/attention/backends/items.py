@@ -221,7 +221,7 @@ def make_shares(
   num_heads: int,
   group: int,
 ) -> list[Work]:
-  """The work of devices, with the same masks; see `Executor.device_tables`."""
+  """The work of devices, with the same masks; see `Backend.device_tables`."""
   first = layouts[0]
   queries = arranged_side(len(first.query_order), first.tile)
   keys = arranged_side(len(first.key_order), first.tile)

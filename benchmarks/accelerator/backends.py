@@ -1,4 +1,4 @@
-"""The executors that parts about attention run."""
+"""The backends that parts about attention run."""
 
 import functools
 from collections.abc import Sequence
@@ -39,12 +39,12 @@ def request_for(
 
 
 def usual(dtype: str, pattern: Pattern) -> Request:
-  """The request by which executors are chosen: 8 heads of 64."""
+  """The request by which backends are chosen: 8 heads of 64."""
   return request_for((pattern,) * 8, 3072, dtype=dtype)
 
 
 def of_setup(settings: Settings) -> dict:
-  """Which executors run heads of 64 in each dtype; and what `auto` takes."""
+  """Which backends run heads of 64 in each dtype; and what `auto` takes."""
   dtypes = "bfloat16", "float32", "float16"
   return {dtype: functools.partial(describe, dtype) for dtype in dtypes}
 
@@ -52,18 +52,18 @@ def of_setup(settings: Settings) -> dict:
 def describe(dtype: str) -> dict:
   request = usual(dtype, Causal())
   found = {
-    name: executor.unsupported(request) or "yes"
-    for name, executor in registry.EXECUTORS.items()
+    name: backend.unsupported(request) or "yes"
+    for name, backend in registry.BACKENDS.items()
   }
-  return {"auto": registry.resolve("auto", request), "executors": found}
+  return {"auto": registry.resolve("auto", request), "backends": found}
 
 
 def names(asked: Sequence[str] = ()) -> list[str]:
-  """The executors that were asked for; first what `auto` takes, and cuDNN's."""
-  _, *known = registry.backends()
+  """The backends that were asked for; first what `auto` takes, and cuDNN's."""
+  _, *known = registry.names()
   for name in asked:
     if name not in known:
-      raise ValueError(f"unknown executor {name!r}; known: {', '.join(known)}")
+      raise ValueError(f"unknown backend {name!r}; known: {', '.join(known)}")
   first = registry.resolve("auto", usual("bfloat16", Local(128)))
   rank = lambda name: (name != first, name != CUDNN, name in LAST)
   return sorted(asked or known, key=rank)

@@ -1,4 +1,4 @@
-"""The fused kernels of the `triton` executor, in Pallas.
+"""The fused kernels of the `triton` backend, in Pallas.
 
 A grid has a program for each work item of each sequence: [items, B]. The item's
 positions are its rows; it meets tiles of the other side, its columns, one after
@@ -23,8 +23,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from sparse_transformer.attention import platforms
-from sparse_transformer.attention.contract import Keys, Plan, Queries
-from sparse_transformer.attention.executors.kernel_math import (
+from sparse_transformer.attention.backends.kernel_math import (
   LOG2_E,
   finish_softmax,
   keep_pairs,
@@ -32,6 +31,7 @@ from sparse_transformer.attention.executors.kernel_math import (
   scale_products,
   unpack,
 )
+from sparse_transformer.attention.contract import Keys, Plan, Queries
 
 # Tiles that are copied in advance. With fewer, loops wait for all copies: they
 # would not overlap with products.

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from sparse_transformer.attention import contract, online_softmax
-from sparse_transformer.attention.executors import xla
+from sparse_transformer.attention.backends import xla
 from sparse_transformer.attention.heads import group_heads, index_of
 from sparse_transformer.attention.orders import make_order
 from sparse_transformer.patterns import Pattern

@@ -1,4 +1,4 @@
-"""The executors in plain XLA: tiles of queries meet tiles of keys in a loop.
+"""The backends in plain XLA: tiles of queries meet tiles of keys in a loop.
 
 On CPUs, the scores of a step stay in cache; on accelerators, steps are large.
 
@@ -53,7 +53,7 @@ class StepTables:
 
 
 @dataclasses.dataclass(frozen=True)
-class Xla(contract.Executor):
+class Xla(contract.Backend):
   """Runs every case on every platform.
 
   Its tile and the size of its steps trade the overhead of a step for scores
@@ -163,14 +163,14 @@ def slice_plans(
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(executor, part, n, tile, num_heads):
+def _plan(backend, part, n, tile, num_heads):
   """The cheapest plan of a part, for the heads of all sequences.
 
   A `tile` of 0 is chosen; `num_heads` counts those of all sequences.
   """
-  tile, span = _choose(executor, part, n, tile)
+  tile, span = _choose(backend, part, n, tile)
   layout = part.layout(n, tile)
-  (tables,) = _tables(executor, [layout], span, num_heads)
+  (tables,) = _tables(backend, [layout], span, num_heads)
   query_order, key_order = orders_of(layout)
   return contract.Plan(
     pattern=part,
@@ -182,19 +182,19 @@ def _plan(executor, part, n, tile, num_heads):
 
 
 @functools.lru_cache(maxsize=256)
-def _choose(executor, part, n, tile):
+def _choose(backend, part, n, tile):
   """Chooses the (tile, span) of lowest cost.
 
   A larger tile has fewer steps, and more scores outside the pairs. The cost of
   both is counted, rather than estimated: a layout lists the tiles.
 
   Args:
-    executor: the sizes to choose from, and limits.
+    backend: the sizes to choose from, and limits.
     part: the pattern.
     n: positions of a sequence.
     tile: the tile that is asked for, which is kept; 0 for none.
   """
-  asked = (tile,) if tile else executor.tiles
+  asked = (tile,) if tile else backend.tiles
   sizes = sorted({min(size, n) for size in asked})
   choices = []
   for size in sizes:
@@ -206,13 +206,13 @@ def _choose(executor, part, n, tile):
         continue
     layout = part.layout(n, size)
     _, counts = np.unique(layout.rows, return_counts=True)
-    cost, span = _best_span(executor, counts, size)
+    cost, span = _best_span(backend, counts, size)
     choices.append((cost, size, span))
   _, size, span = min(choices)
   return size, span
 
 
-def _best_span(executor, counts, size):
+def _best_span(backend, counts, size):
   """Returns the lowest (cost, span), for rows with `counts` tiles of keys.
 
   The span is the number of tiles of keys in a step, each of `size` positions. A
@@ -220,7 +220,7 @@ def _best_span(executor, counts, size):
   A cost is in units of one score, see `STEP_COST`.
   """
   costs = []
-  largest = max(1, min(executor.max_keys // size, MAX_SPAN))
+  largest = max(1, min(backend.max_keys // size, MAX_SPAN))
   for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
     # If each row takes one step, no loop is compiled: the overhead is then that
@@ -232,11 +232,11 @@ def _best_span(executor, counts, size):
   return min(costs)
 
 
-def _tables(executor, layouts, span, num_heads):
+def _tables(backend, layouts, span, num_heads):
   """The tables of layouts, one for each device, all of the same shapes.
 
   Args:
-    executor: what limits the scores of a step.
+    backend: what limits the scores of a step.
     layouts: of the same tile, with equally many positions.
     span: tiles of keys that each tile of queries meets in a step.
     num_heads: heads of all sequences.
@@ -256,7 +256,7 @@ def _tables(executor, layouts, span, num_heads):
     num_steps = np.ones_like(num_steps)
 
   # Tiles of queries in a group, so that a step is as large as it may be.
-  most_rows = executor.max_scores // (num_heads * tile**2 * span)
+  most_rows = backend.max_scores // (num_heads * tile**2 * span)
   most_rows = min(most_rows, MAX_TILES // span)
   num_steps, size = _group(num_steps, most_rows)
   most_steps = num_steps.sum(1).max()

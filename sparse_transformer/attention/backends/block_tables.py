@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sparse_transformer.attention.executors.items import Work
+from sparse_transformer.attention.backends.items import Work
 from sparse_transformer.attention.orders import STATIC, Table
 
 # Codes of a step: the first or last of its item; its tile is partial or full,

@@ -1,0 +1,1 @@
+"""Backends of plans: the reference, CPUs, GPUs, TPUs, and everything else."""

@@ -1,1 +1,0 @@
-"""Executors of plans: the reference, CPUs, GPUs, TPUs, and everything else."""

@@ -13,7 +13,12 @@ from jax import lax
 from sparse_transformer import attention
 from sparse_transformer.model import sharding
 from sparse_transformer.model.configure import Config
-from sparse_transformer.model.dropout import dropout
+from sparse_transformer.model.dropout import draw, drop
+from sparse_transformer.model.normalization import (
+  add_and_normalize,
+  normalize,
+  unsupported,
+)
 
 # Marks a function that ends with a product. The backward pass needs the
 # operands, not the product: cheap to recompute, and large to keep.
@@ -21,6 +26,8 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 # The name of arrays that rematerialization keeps: what was chosen by numbers
 # that may round differently when they are recomputed.
 NOT_RECOMPUTED = "choice"
+# The layers that attention reads.
+BEFORE_ATTENTION = "attention_norm", "query", "key", "value"
 *_OUTPUTS, _BUCKETS = attention.SAVED_NAMES
 
 
@@ -91,21 +98,37 @@ class ResidualBlock(nnx.Module):
       v.reshape(b, n, config.num_key_heads, -1),
     )
 
+    after = self
+    if self._is_fused(x_BLD):
+      out_BLHE, after = self._split_after_attention(out_BLHE)
+
     # With the other settings, the whole block is recomputed anyway.
-    leave = self._leave_attention
+    leave = after._leave_attention
     if config.remat == "none":
       leave = _recomputed(leave)
     a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng_a)
 
     # Sums are in float32: the branches are not rounded before they are added.
-    b_BLD, measured = self._leave_mlp(h_BLF, rng_b)
+    b_BLD, measured = after._leave_mlp(h_BLF, rng_b)
     return a_BLD + b_BLD, rest, measured
+
+  def _split_after_attention(self, out_BLHE):
+    """Returns (the output of attention, the block with the layers after it).
+
+    The backward pass completes their gradients before that of attention begins.
+    With kernels, the compiler for GPUs would put off those of weights to its
+    end, and keep the arrays of the MLP for them, the widest of a block.
+    """
+    is_before = lambda path, _: path[0] in BEFORE_ATTENTION
+    split: Any = nnx.split(self, is_before, ...)
+    graph, before, after = split
+    out_BLHE, after = _together((out_BLHE, after))
+    return out_BLHE, nnx.merge(graph, before, after)
 
   @_recomputed
   def _enter_attention(self, x_BLD):
     """Returns queries, keys and values, with all heads in one axis."""
-    with jax.named_scope("norm"):
-      y_BLD = self.attention_norm(x_BLD).astype(x_BLD.dtype)
+    y_BLD = normalize(x_BLD, self.attention_norm, self._is_fused(x_BLD))
     for_query, for_key, for_value = _copies(y_BLD, 3)
     return (
       _linear(for_query, self.query),
@@ -120,9 +143,14 @@ class ResidualBlock(nnx.Module):
     `_enter_mlp` returns).
     """
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
-    a_BLD = self._drop(a_BLD, rng)
-    with jax.named_scope("norm"):
-      y_BLD = self.mlp_norm(x_BLD + a_BLD).astype(x_BLD.dtype)
+    a_BLD, y_BLD = add_and_normalize(
+      x_BLD,
+      a_BLD,
+      self._draw(x_BLD, rng),
+      self.config.dropout,
+      self.mlp_norm,
+      self._is_fused(x_BLD),
+    )
     return a_BLD, self._enter_mlp(y_BLD)
 
   # A subclass with another MLP defines these two, and `_init_mlp`. The backward
@@ -137,11 +165,23 @@ class ResidualBlock(nnx.Module):
     return self._drop(b_BLD, rng), {}
 
   def _drop(self, x_BLD, rng):
+    words_BWD = self._draw(x_BLD, rng)
+    return drop(x_BLD.astype(jnp.float32), words_BWD, self.config.dropout)
+
+  def _draw(self, x_BLD, rng):
+    """Which values are dropped, see `dropout.draw`; None drops nothing."""
     rate = self.config.dropout
-    x_BLD = x_BLD.astype(jnp.float32)
     if rng is None or not rate:
-      return x_BLD
-    return dropout(x_BLD, rng, rate)
+      return None
+    return draw(rng, x_BLD.shape, rate)
+
+  def _is_fused(self, x_BLD):
+    """Whether kernels compute norms, see `normalization`."""
+    # They read the stream of a layer as an array of its own, where XLA reads it
+    # within that of all layers: with "block", which is for the least memory,
+    # the step would take more.
+    may_be = self.config.remat not in ("auto", "block")
+    return may_be and unsupported(x_BLD) is None
 
 
 def rematerialized(apply: Callable, remat: str) -> Callable:
@@ -208,6 +248,18 @@ def _copies_jvp(num, primals, tangents):
   (x,) = primals
   (tangent,) = tangents
   return _copies(x, num), [tangent] * num
+
+
+@jax.custom_vjp
+def _together(tree: Any) -> Any:
+  """Returns a pytree; its gradients are all computed before one is used."""
+  return tree
+
+
+_together.defvjp(
+  lambda tree: (tree, None),
+  lambda _, gradients: (lax.optimization_barrier(gradients),),
+)
 
 
 @jax.named_scope("linear")

@@ -1,6 +1,7 @@
 """Dropout whose masks are drawn as packed bits, 32 values in a word."""
 
 import fractions
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -36,40 +37,25 @@ def share(rate: float) -> fractions.Fraction:
 
 
 @jax.named_scope("dropout")
-def dropout(x_BLD: jax.Array, key: jax.Array, rate: float) -> jax.Array:
-  """Sets a share of the values to 0, and divides the others by the rest.
+def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
+  """Draws which values are dropped, each with probability `share(rate)`.
 
-  What is dropped depends on the key and the shape alone, not on how arrays are
-  split over devices.
+  That depends on the key and the shape alone, not on how arrays are split over
+  devices.
 
-  Args:
-    x_BLD: floating-point values.
-    key: for the mask.
-    rate: the share of values to drop, which `share` rounds.
-
-  Returns an array of the same shape and dtype; its expected value is `x_BLD`.
-  Source: Srivastava et al. 2014, "Dropout".
-  """
-  dropped = share(rate)
-  is_dropped_BLD = _mask(key, x_BLD.shape, dropped)
-  # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
-  # each layer would read them from memory.
-  return lax.select(
-    is_dropped_BLD,
-    jnp.zeros_like(x_BLD),
-    x_BLD / float(1 - dropped),
-  )
-
-
-def _mask(key, shape, dropped):
-  """Draws which values are dropped, each with probability `dropped`.
-
-  A value is dropped if a random number in [0, 1) is less than `dropped`, whose
+  A value is dropped if a random number in [0, 1) is less than the share, whose
   denominator is a power of two. The numbers of 32 values are compared at once,
   digit by digit: a word has one digit of each.
 
-  Returns bool of the shape.
+  Args:
+    key: for the random bits.
+    shape: [B, L, D] of the values.
+    rate: the share of values to drop, which `share` rounds.
+
+  Returns words_BWD, uint32 [B, ceil(L / 32), D]: bit i of word w is set if the
+  value at position 32 w + i is dropped.
   """
+  dropped = share(rate)
   batch, length, width = shape
   digits = dropped.denominator.bit_length() - 1
   # A word has the bits of neighboring positions. It has those of one feature:
@@ -91,9 +77,36 @@ def _mask(key, shape, dropped):
 
   # Kept in memory: it would be fused with what follows, and be drawn again for
   # each bit of a word.
-  is_less = lax.optimization_barrier(is_less)
+  return lax.optimization_barrier(is_less)
 
+
+@jax.named_scope("dropout")
+def drop(
+  x_BLD: jax.Array, words_BWD: jax.Array | None, rate: float
+) -> jax.Array:
+  """Sets a share of the values to 0, and divides the others by the rest.
+
+  Args:
+    x_BLD: floating-point values.
+    words_BWD: which of them are dropped, from `draw`; None drops nothing.
+    rate: that of `draw`.
+
+  Returns an array of the same shape and dtype; its expected value is `x_BLD`.
+  Source: Srivastava et al. 2014, "Dropout".
+  """
+  if words_BWD is None:
+    return x_BLD
+
+  batch, length, width = x_BLD.shape
+  num_words = words_BWD.shape[1]
   bits = jnp.arange(WORD, dtype=jnp.uint32)[None, None, :, None]
-  is_less = is_less[:, :, None] >> bits & 1
-  mask = is_less.astype(bool).reshape(batch, num_words * WORD, width)
-  return mask[:, :length]
+  is_dropped = words_BWD[:, :, None] >> bits & 1
+  mask = is_dropped.astype(bool).reshape(batch, num_words * WORD, width)
+
+  # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
+  # read them in each of these.
+  return lax.select(
+    mask[:, :length],
+    jnp.zeros_like(x_BLD),
+    x_BLD / float(1 - share(rate)),
+  )

@@ -8,6 +8,7 @@ several processes train together, this process checks.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -21,6 +22,7 @@ from jax._src import xla_bridge  # nothing public says whether devices are used
 
 from sparse_transformer import atomic
 from sparse_transformer.attention import Split, registry, verify_request
+from sparse_transformer.model import normalization
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
@@ -32,9 +34,10 @@ PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
-  """Makes "auto" avoid backends whose results here differ from plain XLA's.
+  """Avoids kernels whose results here differ from plain XLA's.
 
-  Prints a line on standard error for each of them.
+  "auto" does not choose backends of attention that differ, and norms do
+  without their kernels. Prints a line on standard error for each.
 
   Args:
     experiment: whose network will run; devices should not be in use yet.
@@ -44,12 +47,12 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   registry.avoid({})
   config = experiment.config
   model = experiment.model
-  if config.attention.backend != "auto" or not config.attention.check:
+  if not config.attention.check:
     return experiment
 
   # They name the platform, for which JAX must use the devices: only a process
   # that checks may call this.
-  requests = lambda: costs.attention_requests(config, model)
+  cases = lambda: _cases(config, model)
   is_used = xla_bridge.backends_are_initialized()
   is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
   check = _verdicts if is_used else _verdicts_of_process
@@ -58,7 +61,7 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   # checked in turn.
   failed = []
   avoided = {}
-  while verdicts := list(check(requests)):
+  while verdicts := list(check(cases)):
     name, _, faults = verdicts[-1]
     if not faults:
       break
@@ -67,53 +70,75 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
     registry.avoid(avoided)
 
   for name, path, faults in failed:
-    chosen = (registry.resolve("auto", x) for x in requests())
+    instead = "norms by plain XLA"
+    if name != normalization.NAME:
+      requests = costs.attention_requests(config, model)
+      chosen = (registry.resolve("auto", x) for x in requests)
+      instead = f"attention by {' and '.join(dict.fromkeys(chosen))}"
     kept = f"{path} has this verdict" if path.exists() else "it is not kept"
     print(
-      f"warning: attention by {' and '.join(dict.fromkeys(chosen))}, not"
-      f" {name}, which failed its check: {'; '.join(faults)}; {kept}",
+      f"warning: {instead}, not {name}, which failed its check:"
+      f" {'; '.join(faults)}; {kept}",
       file=sys.stderr,
     )
 
   return experiment
 
 
-def _verdicts(requests):
-  """Checks backends in this process, until one has faults.
+def _cases(config, model):
+  """Yields what to check: (name, what it is asked, a function: its faults).
 
-  Args:
-    requests: a function that returns those of the network.
-
-  Yields (backend, file of its verdict, faults). Before a check that may end
-  the process, faults are None.
+  A single sequence on one device takes little time and memory, and its verdict
+  serves all sizes of batches and meshes.
   """
-  for request in requests():
+  requests = []
+  if config.attention.backend == "auto":
+    requests = costs.attention_requests(config, model)
+  for request in requests:
     # Plain XLA is what others are compared with. It is checked only in place of
     # one that failed, when something may be wrong with the device.
     name = registry.resolve("auto", request)
     if name in registry.PLAIN and not registry.avoided():
       continue
 
-    # A single sequence on one device takes little time and memory, and its
-    # verdict serves all sizes of batches and meshes.
     request = dataclasses.replace(request, batch=1, tile=0, split=Split())
-    path = _path(name, request)
+    report = functools.partial(verify_request, request, name)
+    yield name, request, lambda report=report: report().faults
+
+  stream = jax.ShapeDtypeStruct((1, model.length, model.width), model.dtype)
+  if normalization.unsupported(stream) is None:
+    question = stream.shape, stream.dtype.name, model.dropout
+    verify = functools.partial(normalization.verify, *question)
+    yield normalization.NAME, question, verify
+
+
+def _verdicts(cases):
+  """Checks kernels in this process, until one has faults.
+
+  Args:
+    cases: a function that returns those of `_cases`.
+
+  Yields (name, file of its verdict, faults). Before a check that may end the
+  process, faults are None.
+  """
+  for name, question, find_faults in cases():
+    path = _path(name, question)
     try:
       faults = atomic.read_json(path)
     except (OSError, ValueError):
       yield name, path, None
-      faults = _kept(path, verify_request(request, name).faults)
+      faults = _kept(path, find_faults())
 
     yield name, path, faults
     if faults:
       return
 
 
-def _verdicts_of_process(requests):
+def _verdicts_of_process(cases):
   """Yields `_verdicts` of another process, the end of which is one as well."""
   fork = multiprocessing.get_context("fork")
   ours, theirs = fork.Pipe(duplex=False)
-  child = fork.Process(target=_send, args=(theirs, requests), daemon=True)
+  child = fork.Process(target=_send, args=(theirs, cases), daemon=True)
   child.start()
 
   # With only one open copy of its end, the pipe ends when the child does.
@@ -136,7 +161,7 @@ def _verdicts_of_process(requests):
     print("warning: kernels cannot be checked", file=sys.stderr)
 
 
-def _send(pipe, requests):
+def _send(pipe, cases):
   """Sends `_verdicts` through a pipe; the main function of the process."""
   # The traces of a crash would look like those of the run.
   with open(os.devnull, "w") as nowhere:
@@ -154,7 +179,7 @@ def _send(pipe, requests):
   # signal, which ends the process, can stop it.
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
   signal.alarm(MAX_SECONDS)
-  for verdict in _verdicts(requests):
+  for verdict in _verdicts(cases):
     pipe.send(verdict)
     signal.alarm(MAX_SECONDS)
 

@@ -10,15 +10,15 @@ import pytest
 from helpers import networks
 
 from sparse_transformer import model
-from sparse_transformer.model.dropout import TOLERANCE, WORD, dropout, share
+from sparse_transformer.model.dropout import TOLERANCE, WORD, draw, drop, share
 
 # More than a word of positions, and not a multiple of it.
 SHAPE = 2, WORD + 5, 3
 
 
 def is_dropped(key, rate, shape):
-  """The mask of `dropout`, as NumPy bool."""
-  dropped = dropout(jnp.ones(shape), key, rate)
+  """The mask of a key, as NumPy bool."""
+  dropped = drop(jnp.ones(shape), draw(key, shape, rate), rate)
   return np.asarray(dropped == 0)
 
 
@@ -84,14 +84,14 @@ def test_kept_values_are_divided_by_their_share_and_so_are_gradients():
   mask = is_dropped(key, 0.3, SHAPE)
   factor = np.where(mask, 0, 1 / float(1 - share(0.3)))
 
-  def drop(x):
-    return dropout(x, key, 0.3)
+  def dropout(x):
+    return drop(x, draw(key, x.shape, 0.3), 0.3)
 
-  np.testing.assert_allclose(drop(x), factor * x, rtol=1e-6)
+  np.testing.assert_allclose(dropout(x), factor * x, rtol=1e-6)
   # It is linear: all its derivatives are this factor.
-  _, forward = jax.jvp(drop, (x,), (x,))
+  _, forward = jax.jvp(dropout, (x,), (x,))
   np.testing.assert_allclose(forward, factor * x, rtol=1e-6)
-  _, backward = jax.vjp(drop, x)
+  _, backward = jax.vjp(dropout, x)
   np.testing.assert_allclose(backward(x)[0], factor * x, rtol=1e-6)
 
 
@@ -148,9 +148,9 @@ def test_masks_of_steps_layers_and_branches_are_independent(rate):
 
 
 def test_words_are_drawn_once_and_not_for_each_of_their_values():
-  lowered = jax.jit(dropout, static_argnums=2).lower(
-    jnp.ones(SHAPE),
+  lowered = jax.jit(draw, static_argnums=(1, 2)).lower(
     jax.random.key(0),
+    SHAPE,
     0.25,
   )
   assert "optimization_barrier" in lowered.as_text()

@@ -10,6 +10,7 @@ from helpers import backend_laws as laws, kernel_faults, runs
 from helpers.cases import soak
 
 from sparse_transformer.attention import registry, verification, verify_request
+from sparse_transformer.model import normalization
 from sparse_transformer.patterns import Causal
 from sparse_transformer.training import kernel_check
 from sparse_transformer.training.experiment import Experiment
@@ -86,6 +87,32 @@ def test_right_kernel_is_kept_and_check_can_be_skipped(check):
   assert check() == ["none"]
   assert not registry.avoided()
   registry.unregister("none")
+
+
+def test_wrong_kernels_of_norms_are_avoided_in_a_line(
+  check, monkeypatch, capfd
+):
+  name = normalization.NAME
+  avoided = lambda x: registry.avoided().get(name)
+  verified = []
+
+  def verify(*question):
+    verified.append(question)
+    return ["error of dx 1, above 2e-05"]
+
+  monkeypatch.setattr(normalization, "unsupported", avoided)
+  monkeypatch.setattr(normalization, "verify", verify)
+  for _ in range(2):  # the second time, from the file of the verdict
+    check()
+    err = capfd.readouterr().err
+    (line,) = [x for x in err.splitlines() if x.startswith("warning")]
+    begin = f"warning: norms by plain XLA, not {name}, which failed its check"
+    assert line.startswith(f"{begin}: error of dx 1, above 2e-05; ")
+  assert verified == [((1, 64, 16), "float32", 0.0)]
+  assert name in registry.avoided()
+
+  check(**{"attention.check": False})
+  assert not registry.avoided()
 
 
 def test_what_is_drawn_fits_in_16_bits():

@@ -1,0 +1,183 @@
+"""Layer norms of the residual stream, with the end of the branch before them.
+
+XLA reads the arrays once for the mean and the variance, and again to normalize.
+On NVIDIA GPUs, a kernel does both, and the dropout and the sum before them, and
+another one the backward pass of all of these; see `norm_kernels`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from sparse_transformer.attention import platforms, registry
+from sparse_transformer.model import sharding
+from sparse_transformer.model.dropout import WORD, draw, drop
+
+NAME = "fused_norm"  # of the kernels, as one of what `registry.avoid` names
+DTYPES = "bfloat16", "float16", "float32"
+MIN_CAPABILITY = 8.0  # Ampere: bfloat16
+# The largest error in float32, relative to the largest value; in 16 bits, two
+# units of rounding.
+MIN_TOLERANCE = 2e-5
+MAX_WIDTH = 8192  # of the stream: a row has to fit into registers
+
+
+def normalize(
+  x_BLD: jax.Array, norm: nnx.LayerNorm, is_fused: bool
+) -> jax.Array:
+  """Applies a layer norm to the stream; arguments as in `add_and_normalize`."""
+  _, h_BLD = add_and_normalize(x_BLD, None, None, 0.0, norm, is_fused)
+  return h_BLD
+
+
+def add_and_normalize(
+  x_BLD: jax.Array,
+  y_BLD: jax.Array | None,
+  words_BWD: jax.Array | None,
+  rate: float,
+  norm: nnx.LayerNorm,
+  is_fused: bool,
+  interpret: bool = False,
+) -> tuple[Any, jax.Array]:
+  """Ends a residual branch, and normalizes the sum of it and the stream.
+
+  Args:
+    x_BLD: the residual stream, rounded to the dtype of products.
+    y_BLD: of the branch, before dropout; None without a branch.
+    words_BWD: which of its values are dropped, of `dropout.draw`; None drops
+      nothing.
+    rate: that of `draw`.
+    norm: whose parameters and sums are float32.
+    is_fused: whether kernels compute it, which `unsupported` may exclude.
+    interpret: whether Pallas interprets the kernels, on any platform.
+
+  Returns:
+    (a_BLD, the branch after dropout, in float32; the norm of x + a in the dtype
+    of x). The sum is not rounded before it is normalized.
+  """
+  if not is_fused:
+    return _add_and_normalize_plainly(x_BLD, y_BLD, words_BWD, rate, norm)
+
+  # Imported only where they run.
+  from sparse_transformer.model import norm_kernels
+
+  settings = norm_kernels.Settings(norm.epsilon, rate, interpret)
+  branch = norm_kernels.Branch(y_BLD, words_BWD)
+  params: Any = norm
+  return norm_kernels.run(
+    settings, x_BLD, branch, params.scale[...], params.bias[...]
+  )
+
+
+def unsupported(x_BLD: jax.Array | jax.ShapeDtypeStruct) -> str | None:
+  """Says why the kernels cannot normalize an array; None if they can."""
+  if platforms.current_platform() != "cuda":
+    return "they need an NVIDIA GPU"
+  if reason := registry.avoided().get(NAME):
+    return reason
+
+  # Without a GPU, programs may be traced for one that is not known.
+  capabilities = platforms.compute_capabilities()
+  if min(capabilities, default=MIN_CAPABILITY) < MIN_CAPABILITY:
+    return (
+      f"they need a GPU of compute capability {MIN_CAPABILITY} or later, got"
+      f" {min(capabilities)}"
+    )
+
+  if x_BLD.dtype.name not in DTYPES:
+    return f"their dtypes are {', '.join(DTYPES)}, got {x_BLD.dtype.name}"
+  _, length, width = x_BLD.shape
+  if not all(isinstance(size, int) for size in x_BLD.shape):
+    return "they do not have a symbolic batch"
+  if width > MAX_WIDTH:
+    return f"their largest width is {MAX_WIDTH:,}, got {width:,}"
+
+  # Each device needs the words of its own positions, and no others.
+  devices = sharding.size(["sequence"])
+  if length % devices == 0 and (length // devices) % WORD and devices > 1:
+    return f"a device must have a multiple of {WORD} positions"
+  return None
+
+
+def verify(
+  shape: tuple[int, int, int], dtype: str, rate: float, interpret: bool = False
+) -> list[str]:
+  """Compares the kernels on this device with plain XLA in float32.
+
+  Args:
+    shape: [B, L, D] of the residual stream.
+    dtype: of the stream and the branch.
+    rate: of dropout; 0 for none.
+    interpret: whether Pallas interprets the kernels, on any platform.
+
+  Returns a phrase for each result that is wrong, or for what was raised.
+  """
+  arrays, vectors = _draw_inputs(shape, dtype)
+  words = None
+  if rate:
+    words = draw(jax.random.key(1), shape, rate)
+
+  def plainly(x, y, norm):
+    return _add_and_normalize_plainly(x, y, words, rate, norm)
+
+  def by_kernels(x, y, norm):
+    return add_and_normalize(x, y, words, rate, norm, True, interpret)
+
+  # Both get the same rounded numbers: what differs is how they are used.
+  run = jax.jit(_with_gradients, static_argnums=0)
+  exact = arrays.astype(jnp.float32)
+  expected = jax.device_get(run(plainly, exact, vectors))
+  try:
+    found = jax.device_get(run(by_kernels, arrays, vectors))
+  except Exception as error:  # whatever a compiler or a device raises
+    words_of_error = " ".join(str(error).split())
+    return [f"{type(error).__name__}: {words_of_error}"]
+  return _compare(found, expected, dtype)
+
+
+def _draw_inputs(shape, dtype):
+  """([x, y, dh] in the dtype, [scale, bias] in float32)."""
+  of_arrays, of_vectors = jax.random.split(jax.random.key(0))
+  arrays = jax.random.normal(of_arrays, (3, *shape))
+  vectors = jax.random.normal(of_vectors, (2, shape[2]))
+  return arrays.astype(dtype), vectors
+
+
+def _with_gradients(end, arrays, vectors):
+  """(h, dx, dy, dscale, dbias) of a function (x, y, norm) -> (a, h)."""
+  x, y, dh = arrays
+
+  def run(x, y, scale, bias):
+    norm: Any = nnx.LayerNorm(len(scale), epsilon=1e-5, rngs=nnx.Rngs(0))
+    norm.scale[...], norm.bias[...] = scale, bias
+    return end(x, y, norm)
+
+  (a, h), pullback = jax.vjp(run, x, y, *vectors)
+  return h, *pullback((jnp.cos(a), dh))
+
+
+def _compare(found, expected, dtype):
+  """Returns a phrase for each of `verify`'s results that is wrong."""
+  faults = []
+  tolerance = max(MIN_TOLERANCE, 2 * float(jnp.finfo(dtype).eps))
+  names = "h", "dx", "dy", "dscale", "dbias"
+  for name, x, y in zip(names, found, expected, strict=True):
+    error = abs(x.astype(np.float32) - y).max() / abs(y).max()
+    if not error <= tolerance:  # or NaN
+      faults.append(f"error of {name} {error:.2g}, above {tolerance:.2g}")
+  return faults
+
+
+def _add_and_normalize_plainly(x_BLD, y_BLD, words_BWD, rate, norm):
+  """The reference of `add_and_normalize`, with the same arguments."""
+  a_BLD = None
+  sum_BLD = x_BLD
+  if y_BLD is not None:
+    # It is not rounded before it is added.
+    a_BLD = drop(y_BLD.astype(jnp.float32), words_BWD, rate)
+    sum_BLD = x_BLD + a_BLD
+  with jax.named_scope("norm"):
+    return a_BLD, norm(sum_BLD).astype(x_BLD.dtype)

@@ -67,6 +67,16 @@ class Instruction(NamedTuple):
     value = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
     return re.findall(r"[\w.\-]+", value[1]) if value else []
 
+  def operands(self) -> list[str]:
+    """Names of what it reads."""
+    # They end at the bracket that closes those of the operands.
+    depth = 1
+    end = 0
+    while end < len(self.rest) and depth:
+      depth += {"(": 1, ")": -1}.get(self.rest[end], 0)
+      end += 1
+    return re.findall(r"%([\w.\-]+)", self.rest[:end])
+
 
 # The computations by name.
 Module = dict[str, list[Instruction]]
@@ -97,16 +107,7 @@ def profile(text: str) -> Profile:
   Raises:
     ValueError: it is not the text of a module.
   """
-  module: Module = {}
-  entry = ""
-  for is_entry, name, lines in COMPUTATION.findall(text):
-    module[name] = list(map(Instruction._make, INSTRUCTION.findall(lines)))
-    if is_entry:
-      entry = name
-  if not entry:
-    raise ValueError("the text of the program has no entry computation")
-
-  counts = _cost(module, entry)
+  counts = _cost(*parse(text))
   # One counter holds all kinds, because loops multiply them alike.
   launches: Counter[str] = Counter()
   collectives = {}
@@ -123,6 +124,26 @@ def profile(text: str) -> Profile:
   )
 
 
+def parse(text: str) -> tuple[Module, str]:
+  """Returns the computations of a module, and the name of the main one.
+
+  Args:
+    text: as in `profile`.
+
+  Raises:
+    ValueError: it is not the text of a module.
+  """
+  module: Module = {}
+  entry = ""
+  for is_entry, name, lines in COMPUTATION.findall(text):
+    module[name] = list(map(Instruction._make, INSTRUCTION.findall(lines)))
+    if is_entry:
+      entry = name
+  if not entry:
+    raise ValueError("the text of the program has no entry computation")
+  return module, entry
+
+
 def _cost(module, name):
   """{(kind, name): how many} of a computation, and of those it calls."""
   total: Counts = Counter()
@@ -130,9 +151,9 @@ def _cost(module, name):
     if x.opcode == "while":
       # Conditions are left out: as a rule they only compare a counter.
       (body,) = x.computations("body")
-      trips = _trips(module, x)
-      total[UNKNOWN] += trips is None
-      times = 1 if trips is None else trips
+      found = trips(module, x)
+      total[UNKNOWN] += found is None
+      times = 1 if found is None else found
       for key, number in _cost(module, body).items():
         # Unknown loops are counted where they stand, not once per trip.
         total[key] += number if key == UNKNOWN else number * times
@@ -180,8 +201,8 @@ def _cost_of_one(module, x):
   return total
 
 
-def _trips(module, loop):
-  """The number of trips of a loop, or None if it is unknown.
+def trips(module: Module, loop: Instruction) -> int | None:
+  """Returns the number of trips of a loop, or None if it is unknown.
 
   XLA notes it where it knows. Otherwise it is the one constant of a condition
   `counter < constant`, if the counter begins at 0 and grows by 1, as those of

@@ -11,7 +11,7 @@ import pytest
 from helpers import assembly, backend_laws as laws
 from helpers.errors import refused
 
-from benchmarks import compiled
+from benchmarks import compiled, record, traffic
 from sparse_transformer import config as config_lib
 from sparse_transformer.attention.backends.mosaic import Mosaic
 from sparse_transformer.patterns import Causal
@@ -29,8 +29,6 @@ LIMITS = {
   ("enwik8", "h100:1x1x8", "attention"): (6, 0.5),
   ("enwik8", "v5e", "attention"): (120, 3.6),
   ("cifar10", "v5e", "attention"): (60, 0.26),
-  ("enwik8", "h100", "step"): (2_900, 16.6),
-  ("cifar10", "h100", "step"): (11_300, 20.5),
   # The least memory, for GPUs on which nothing else fits.
   ("enwik8 model.remat=block", "h100", "step"): (3_250, 11.1),
   ("cifar10 model.remat=block", "h100", "step"): (11_300, 5.3),
@@ -46,6 +44,17 @@ GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
 FAIL_ON_SPILLS = "--xla_gpu_fail_ptx_compilation_on_register_spilling=true"
 
 
+def need(compiler):
+  """Skips a test if a compiler is not installed."""
+  try:
+    compilers.python(compiler)
+  except ValueError as error:
+    # make targets-test has installed it, and must not skip its own tests.
+    if os.environ.get("REQUIRE_TARGETS"):
+      raise
+    pytest.skip(str(error))
+
+
 @pytest.fixture
 def compile_for(tmp_path, monkeypatch):
   """compile_for(target, config, part, *flags, **options): (programs, kernels).
@@ -56,14 +65,7 @@ def compile_for(tmp_path, monkeypatch):
 
   def compile_program(name, config, part="attention", *flags, **options):
     target = hardware.parse(name)
-    try:
-      compilers.python(target.compiler)
-    except ValueError as error:
-      # make targets-test has installed it, and must not skip its own tests.
-      if os.environ.get("REQUIRE_TARGETS"):
-        raise
-      pytest.skip(str(error))
-
+    need(target.compiler)
     folder = tmp_path / str(len(calls))
     calls.append(name)
     for key, value in assembly.variables(folder, *flags).items():
@@ -149,6 +151,13 @@ def test_kernels_of_every_gpu_spill_no_registers(target, widths, compile_for):
   assert program["backend"].startswith("triton; not cudnn:")
   assert kernels
   assert all(is_within_a_gpu(x, target) for x in kernels.values()), kernels
+
+
+@pytest.mark.parametrize("preset", traffic.PRESETS)
+def test_steps_cost_no_more_than_their_records(preset):
+  need("cuda")
+  (old,) = (x for x in record.read("traffic") if x["preset"] == preset)
+  assert not list(traffic.growth(traffic.measure(preset), old))
 
 
 @pytest.mark.parametrize("target", GPUS)

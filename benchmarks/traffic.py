@@ -1,0 +1,271 @@
+"""What a training step moves through a GPU's memory, part by part.
+
+  python -m benchmarks.traffic
+
+Compiles the presets of benchmarks/results/traffic.json for an absent GPU, or
+with --only=TEXT those that contain the text, and counts launches, bytes and
+FLOPs of matrix products by part of the network. Nothing is run: all follow from
+the compiled program, so that a change shows what it does without a GPU.
+
+A kernel reads its operands once and writes its results once. Of an operand that
+a fusion only slices, it reads the slice. What fits into the GPU's cache is
+counted as well, so that bytes are an upper bound. A fusion belongs to the part
+of its result, unless it has a product or a kernel of attention in it.
+"""
+
+import math
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+from unittest import mock
+
+from benchmarks import compiled, record
+from sparse_transformer import tables, version
+from sparse_transformer.targets import compilers, hardware, hlo
+
+TARGET = "h200"
+PRESETS = "enwik8", "cifar10", "cifar10_15m"
+# Parts by the scopes of the network's code, the first that fits.
+SCOPES = "dropout", "norm", "activation", "residual", "linear"
+ATTENTION = re.compile(r"pallas_call|__cudnn")
+PRODUCTS, OTHER, OUTSIDE = "products", "other layers", "outside of layers"
+PARTS = ("attention", PRODUCTS, *SCOPES, OTHER, OUTSIDE)
+# Opcodes that read or write a slice of their first operand.
+SLICES = {"dynamic-slice", "slice", "gather"}
+UPDATE = "dynamic-update-slice"
+SAME = {"bitcast", "reshape"}
+MOST = 1.05  # a gate: how much larger than its record a step may be
+
+
+class Cost(NamedTuple):
+  launches: int
+  bytes: float
+  flops: float
+
+  def times(self, number: int) -> "Cost":
+    return Cost(*(number * x for x in self))
+
+
+def by_part(text: str) -> dict[str, Cost]:
+  """The cost of one execution of a compiled step: {part: cost}.
+
+  Args:
+    text: an optimized HLO module, as `compiled.as_text()` gives it.
+  """
+  module, entry = hlo.parse(text)
+  found: dict[str, Cost] = {}
+  for part, cost in _costs(module, entry, is_in_layers=False):
+    old = found.get(part, Cost(0, 0, 0))
+    found[part] = Cost(*(x + y for x, y in zip(old, cost, strict=True)))
+  return {part: found[part] for part in PARTS if part in found}
+
+
+def _costs(module, name, is_in_layers) -> Iterator[tuple[str, Cost]]:
+  """(part, cost) of each launch of a computation and of those it calls."""
+  shapes = {x.name: x.shape for x in module[name]}
+  for x in module[name]:
+    if x.opcode == "while":
+      (body,) = x.computations("body")
+      trips = hlo.trips(module, x) or 1
+      for part, cost in _costs(module, body, True):
+        yield part, cost.times(trips)
+    elif x.opcode in hlo.CALLS:
+      for called in x.computations(hlo.CALLS[x.opcode]):
+        yield from _costs(module, called, is_in_layers)
+    elif x.opcode == "conditional":
+      # All branches of a step cost about the same, or next to nothing.
+      names = [y for key in hlo.BRANCHES for y in x.computations(key)]
+      yield from _costs(module, names[-1], is_in_layers)
+    elif x.opcode not in hlo.FREE and not x.opcode.endswith("-done"):
+      if not hlo.FREE_CALL.search(x.rest):
+        yield _cost(module, x, shapes, is_in_layers)
+
+
+def _cost(module, x, shapes, is_in_layers):
+  """(part, cost) of one launch."""
+  if x.opcode in ("fusion", "fusion-start"):
+    (called,) = x.computations("calls")
+    body = module[called]
+    moved = _moved_by_fusion(body)
+  else:
+    body = [x]
+    operands = [shapes[y] for y in x.operands() if y in shapes]
+    moved = hlo.num_bytes(x.shape) + sum(map(hlo.num_bytes, operands))
+    if x.opcode in SLICES:
+      moved = 2 * hlo.num_bytes(x.shape)
+    if x.opcode == UPDATE:
+      moved = 2 * hlo.num_bytes(operands[1])
+  flops = sum(_flops(module, body, shapes))
+
+  # Operands may be named after kernels, too.
+  _, _, attributes = x.rest.partition(")")
+  is_kernel = x.opcode == "custom-call" and ATTENTION.search(attributes)
+  if is_kernel and "norm_" not in attributes:
+    part = "attention"
+  elif flops:
+    part = PRODUCTS
+  elif not is_in_layers:
+    part = OUTSIDE
+  else:
+    name = re.search(r'op_name="([^"]*)"', x.rest)
+    scopes = name[1].split("/") if name else []
+    part = next((y for y in SCOPES if y in scopes), OTHER)
+  return part, Cost(1, moved, flops)
+
+
+def _moved_by_fusion(body):
+  """Bytes that a fusion reads and writes."""
+  by_name = {x.name: x for x in body}
+  users: dict[str, list[tuple[hlo.Instruction, int]]] = {}
+  for x in body:
+    for place, operand in enumerate(x.operands()):
+      users.setdefault(operand, []).append((x, place))
+
+  def read(x):
+    """Bytes of an array that its users need."""
+    size = hlo.num_bytes(x.shape)
+    total = 0
+    for user, place in users.get(x.name, ()):
+      if user.opcode in SLICES and place == 0:
+        total += hlo.num_bytes(user.shape)
+      elif user.opcode in SAME:
+        total += read(user)
+      elif user.opcode != UPDATE or place != 0:
+        return size
+    return min(total, size)
+
+  def written(x):
+    """Bytes of a result."""
+    operands = [by_name[y] for y in x.operands() if y in by_name]
+    if x.opcode == "tuple":
+      return sum(map(written, operands))
+    if x.opcode == UPDATE:
+      return hlo.num_bytes(operands[1].shape)
+    if x.opcode in (*SAME, "convert", "copy") and operands:
+      if operands[0].opcode == UPDATE:
+        return written(operands[0])
+    return hlo.num_bytes(x.shape)
+
+  # The root of a computation is its last line.
+  inputs = (x for x in body if x.opcode == "parameter")
+  return sum(map(read, inputs)) + written(body[-1])
+
+
+def _flops(module, body, shapes) -> Iterator[float]:
+  """FLOPs of each matrix product."""
+  shapes = shapes | {x.name: x.shape for x in body}
+  for x in body:
+    if x.opcode == "fusion":
+      (called,) = x.computations("calls")
+      yield from _flops(module, module[called], {})
+      continue
+
+    contracted = re.search(
+      r'lhs_contracting_dim(?:ension)?s(?:=\{|":\["?)([\d,]*)', x.rest
+    )
+    is_call = x.opcode == "custom-call" and "gemm" in x.rest
+    if contracted and (x.opcode == "dot" or is_call):
+      left = _sizes(shapes[x.operands()[0]])
+      axes = [int(axis) for axis in contracted[1].split(",") if axis]
+      depth = math.prod(left[axis] for axis in axes)
+      yield 2 * math.prod(_sizes(x.shape)) * depth
+
+
+def _sizes(shape):
+  """The sizes of the first array of a shape."""
+  _, sizes = hlo.ARRAY.findall(shape)[0]
+  return [int(size) for size in sizes.split(",") if size]
+
+
+def measure(preset: str) -> dict:
+  """Compiles the step of a preset, and counts what it moves."""
+  with tempfile.TemporaryDirectory() as folder:
+    flags = dict(XLA_FLAGS=f"--xla_dump_to={folder}")
+    with mock.patch.dict(os.environ, flags):
+      report = compilers.compile_for(
+        hardware.parse(TARGET), compiled.config_of(preset)
+      )
+    paths = pathlib.Path(folder).glob("*after_optimizations.txt")
+    # With model.remat=auto, the last of the steps that were compiled is taken.
+    steps = sorted(path for path in paths if "train_step" in path.name)
+    parts = by_part(steps[-1].read_text())
+  (program,) = report["programs"]
+  return dict(
+    preset=preset,
+    target=TARGET,
+    commit=version.commit(),
+    jax=report["jax"],
+    remat=report["remat"],
+    peak_bytes=program["memory"]["peak"],
+    parts={part: cost._asdict() for part, cost in parts.items()},
+  )
+
+
+def totals(entry: Mapping) -> Cost:
+  """The cost of a whole step of a record."""
+  costs = [Cost(**cost) for cost in entry["parts"].values()]
+  return Cost(*map(sum, zip(*costs, strict=True)))
+
+
+def growth(new: Mapping, old: Mapping) -> Iterator[str]:
+  """Yields a phrase for what of a step is more than `MOST` times its record."""
+  peaks = new["peak_bytes"], old["peak_bytes"]
+  if peaks[0] > MOST * peaks[1]:
+    yield _grown(new, "peak memory in bytes", *peaks)
+
+  for kind in "bytes", "launches":
+    amounts = [getattr(totals(x), kind) for x in (new, old)]
+    if amounts[0] > MOST * amounts[1]:
+      more = {
+        part: cost[kind] - old["parts"].get(part, {}).get(kind, 0)
+        for part, cost in new["parts"].items()
+      }
+      worst = max(more, key=more.__getitem__)
+      text = _grown(new, kind, *amounts)
+      yield f"{text}; most of it in {worst}: {more[worst]:+,.0f}"
+
+
+def _grown(entry, kind, new, old):
+  return (
+    f"{entry['preset']}: {kind} {new:,.0f}, in its record {old:,.0f}"
+    " (python -m benchmarks.traffic writes it anew)"
+  )
+
+
+def table(entries: Iterable[Mapping]) -> str:
+  rows = [("preset", "part", "launches", "GB", "TFLOP of products")]
+  for entry in entries:
+    name = f"`{entry['preset']}`"
+    for part, cost in entry["parts"].items():
+      rows.append((name, part, *_cells(Cost(**cost))))
+      name = ""
+    peak = tables.size(entry["peak_bytes"])
+    about = f"all; `remat={entry['remat']}`, peak memory {peak}"
+    rows.append((name, about, *_cells(totals(entry))))
+  return tables.markdown(rows)
+
+
+def _cells(cost):
+  flops = f"{cost.flops / 1e12:,.1f}" if cost.flops else ""
+  return f"{cost.launches:,}", f"{cost.bytes / 1e9:,.1f}", flops
+
+
+def main() -> None:
+  flags = record.parser(__doc__)
+  flags.add_argument("--only", default="", help="presets with this text")
+  only = flags.parse_args().only
+  path = record.path("traffic")
+  rows = record.read("traffic") if path.exists() else []
+  found = {x["preset"]: x for x in rows}
+  for preset in PRESETS:
+    if only in preset:
+      found[preset] = measure(preset)
+      record.write(path, [found[x] for x in PRESETS if x in found])
+  print(table(found.values()))
+
+
+if __name__ == "__main__":
+  main()

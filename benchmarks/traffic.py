@@ -92,7 +92,7 @@ def _cost(module, x, shapes, is_in_layers):
     moved = _moved_by_fusion(body)
   else:
     body = [x]
-    operands = [shapes[y] for y in x.operands() if y in shapes]
+    operands = [_shape(shapes, y) for y in x.operands()]
     moved = hlo.num_bytes(x.shape) + sum(map(hlo.num_bytes, operands))
     if x.opcode in SLICES:
       moved = 2 * hlo.num_bytes(x.shape)
@@ -114,6 +114,16 @@ def _cost(module, x, shapes, is_in_layers):
     scopes = name[1].split("/") if name else []
     part = next((y for y in SCOPES if y in scopes), OTHER)
   return part, Cost(1, moved, flops)
+
+
+def _shape(shapes, operand):
+  """The shape of an operand, which may be an array of a tuple: "state#1"."""
+  name, _, index = operand.partition("#")
+  shape = shapes[name]
+  if index:
+    arrays = [found[0] for found in hlo.ARRAY.finditer(shape)]
+    return arrays[int(index)]
+  return shape
 
 
 def _moved_by_fusion(body):
@@ -168,7 +178,7 @@ def _flops(module, body, shapes) -> Iterator[float]:
     )
     is_call = x.opcode == "custom-call" and "gemm" in x.rest
     if contracted and (x.opcode == "dot" or is_call):
-      left = _sizes(shapes[x.operands()[0]])
+      left = _sizes(_shape(shapes, x.operands()[0]))
       axes = [int(axis) for axis in contracted[1].split(",") if axis]
       depth = math.prod(left[axis] for axis in axes)
       yield 2 * math.prod(_sizes(x.shape)) * depth

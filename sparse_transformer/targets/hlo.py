@@ -68,14 +68,14 @@ class Instruction(NamedTuple):
     return re.findall(r"[\w.\-]+", value[1]) if value else []
 
   def operands(self) -> list[str]:
-    """Names of what it reads."""
+    """Names of what it reads; "state#1" is the second array of a tuple."""
     # They end at the bracket that closes those of the operands.
     depth = 1
     end = 0
     while end < len(self.rest) and depth:
       depth += {"(": 1, ")": -1}.get(self.rest[end], 0)
       end += 1
-    return re.findall(r"%([\w.\-]+)", self.rest[:end])
+    return re.findall(r"%([\w.\-#]+)", self.rest[:end])
 
 
 # The computations by name.

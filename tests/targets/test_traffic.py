@@ -36,7 +36,7 @@ TEXT = f"""HloModule jit_train_step
   %kept = f32[3,8,16] get-tuple-element(%state), index=2
   %row = f32[8,16] fusion(%kept, %i), calls=%take, {scope("dropout/mul")}
   %pallas_call.1 = f32[8,16] custom-call(%x), {scope("forward/pallas_call")}
-  %y = f32[8,16] add(%pallas_call.1, %row), {scope("norm/add")}
+  %y = f32[8,16] add(%pallas_call.1, %state#1), {scope("norm/add")}
   %wide = f32[1,8,16] bitcast(%y)
   %new = f32[3,8,16] fusion(%kept, %wide, %i), kind=kLoop, calls=%put
   ROOT %next = (s32[], f32[8,16], f32[3,8,16]) tuple(%i, %y, %new)

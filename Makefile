@@ -115,6 +115,7 @@ targets-test: .venv/installed targets
 # Compiles the presets that have no record yet; writes benchmarks/results.
 compiled: .venv/installed targets
 	$(BIN)/python -m benchmarks.compiled
+	$(BIN)/python -m benchmarks.traffic
 
 $(TARGETS)/%/installed: requirements-%.txt
 	$(INSTALLS)

@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator
 
-from benchmarks import compiled, record, report
+from benchmarks import compiled, record, report, traffic
 from benchmarks.accelerator import summary
 from benchmarks.readme import evidence
 from sparse_transformer import atomic, patterns, tables
@@ -55,6 +55,13 @@ def _pattern(row):
   """The pattern of a row, without the names of its arguments."""
   short = re.sub(r"block=([0-9]+).*", r"\1)", row["pattern"])
   return f"`{short}`"
+
+
+def steps_traffic() -> Iterator[str]:
+  found = record.read("traffic")
+  yield traffic.table(found)
+  about = dict.fromkeys(f"jax {x['jax']}, commit {x['commit']}" for x in found)
+  yield f"Compiled with {'; '.join(about)}."
 
 
 def headline() -> str:
@@ -363,6 +370,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     for name in ("digits", "cifar10_medium", "cifar10_large")
   },
   "docs/performance.md": {
+    "traffic": steps_traffic,
     "speed": speed,
     "compiling": compiling,
     "efficiency": efficiency,

@@ -63,15 +63,15 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_124,
-  "benchmarks": 25_647,
+  "benchmarks": 27_707,
   "commands": 20_130,
   "data": 14_333,
   "figures": 2_794,
-  "library": 139_969,
+  "library": 140_069,
   "model": 15_786,
   "patterns": 15_623,
-  "targets": 3_868,
-  "tests": 171_590,
+  "targets": 3_968,
+  "tests": 171_999,
   "training": 26_311,
 }
 # Fields that no config file sets, by the reason for which they exist.

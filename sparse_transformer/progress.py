@@ -57,6 +57,7 @@ def progress(
       bar.update(number)
       if bar.disable and not silent and time.monotonic() > said + SECONDS:
         said = time.monotonic()
-        say(f"{label} {done:,}{f' of {total:,}' * bool(total)}", sys.stderr)
+        of_all = f" of {total:,}" if total else ""
+        say(f"{label} {done:,}{of_all}", sys.stderr)
 
     yield advance

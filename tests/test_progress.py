@@ -24,6 +24,14 @@ def test_work_is_shown_by_lines_without_a_terminal(monkeypatch, capsys):
   assert len(lines) == 2
 
 
+def test_lines_of_work_without_a_known_end(monkeypatch, capsys):
+  """As the steps of a run are that has a budget of time."""
+  monkeypatch.setattr(progress, "SECONDS", -1)
+  with progress.progress("step", None, done=2) as advance:
+    advance(1)
+  assert capsys.readouterr().err == "step 3\n"
+
+
 def test_training_scoring_and_sampling_show_how_far_they_are(
   trained, tmp_path, monkeypatch, capsys
 ):

@@ -55,7 +55,7 @@ def by_part(text: str) -> dict[str, Cost]:
   Args:
     text: an optimized HLO module, as `compiled.as_text()` gives it.
   """
-  module, entry = hlo.parse(text)
+  module, entry = hlo.read_module(text)
   found: dict[str, Cost] = {}
   for part, cost in _costs(module, entry, is_in_layers=False):
     old = found.get(part, Cost(0, 0, 0))

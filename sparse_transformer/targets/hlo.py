@@ -107,7 +107,7 @@ def profile(text: str) -> Profile:
   Raises:
     ValueError: it is not the text of a module.
   """
-  counts = _cost(*parse(text))
+  counts = _cost(*read_module(text))
   # One counter holds all kinds, because loops multiply them alike.
   launches: Counter[str] = Counter()
   collectives = {}
@@ -124,7 +124,7 @@ def profile(text: str) -> Profile:
   )
 
 
-def parse(text: str) -> tuple[Module, str]:
+def read_module(text: str) -> tuple[Module, str]:
   """Returns the computations of a module, and the name of the main one.
 
   Args:

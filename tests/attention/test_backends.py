@@ -51,11 +51,11 @@ each_kernel = pytest.mark.parametrize("backend", [GPU, soak(TPU)])
 
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted():
-  for backend, backend in KERNELS.items():
-    registry.register(backend, backend)
+  for name, backend in KERNELS.items():
+    registry.register(name, backend)
   yield
-  for backend in KERNELS:
-    registry.unregister(backend)
+  for name in KERNELS:
+    registry.unregister(name)
 
 
 def agrees(

@@ -37,11 +37,11 @@ def current_platform() -> str:
 
   # The default device may be a device, the name of a platform, or None.
   device = jax.config.jax_default_device
-  backend = getattr(device, "platform", device) or jax.default_backend()
-  if backend == "gpu":
+  platform = getattr(device, "platform", device) or jax.default_backend()
+  if platform == "gpu":
     version = jax.devices()[0].client.platform_version
     return "rocm" if "rocm" in version.lower() else "cuda"
-  return backend
+  return platform
 
 
 def compute_capabilities() -> set[float]:

@@ -119,14 +119,14 @@ def products(lowered):
 
 
 @pytest.mark.parametrize(
-  "platform, backend",
+  "platform, name",
   [
     ("cpu", "streamed"),
     ("cuda", "batched"),
     ("rocm", "batched"),
   ],
 )
-def test_program_depends_on_the_platform_it_is_traced_for(platform, backend):
+def test_program_depends_on_the_platform_it_is_traced_for(platform, name):
   def lower(backend):
     def step(q, k, v):
       pattern = Block(32) | Summary(32, 8)
@@ -145,11 +145,11 @@ def test_program_depends_on_the_platform_it_is_traced_for(platform, backend):
 
   found = products(lower("auto"))
 
-  assert found == products(lower(backend))
+  assert found == products(lower(name))
   other = {
     "streamed": "batched",
     "batched": "streamed",
-  }[backend]
+  }[name]
 
   assert found != products(lower(other))
 

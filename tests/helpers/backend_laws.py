@@ -233,15 +233,15 @@ def assert_close(found, expected, tolerance=2e-5):
 # Plans.
 
 
-def plans_of(backend, heads, n, tile):
+def plans_of(name, heads, n, tile):
   """[(plan, heads)] of a backend."""
   request = request_for(heads, n, batch=2, tile=tile)
-  return registry.BACKENDS[backend].plans(request)
+  return registry.BACKENDS[name].plans(request)
 
 
-def run_plans(backend, plans, q, k, v, dout, dlse):
+def run_plans(name, plans, q, k, v, dout, dlse):
   """(out, lse, dq, dk, dv) over given plans [(plan, heads)]."""
-  backend = registry.BACKENDS[backend]
+  backend = registry.BACKENDS[name]
   everyone = tuple(range(q.shape[2]))
   work = [(backend, plan, heads or everyone) for plan, heads in plans]
   inputs = contract.Queries(q), contract.Keys(k, v)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Iterator
 import jax
 
 PLATFORMS = "cpu", "cuda", "rocm", "tpu"
+# The compute capability of the first GPUs with what kernels need: bfloat16,
+# TF32, asynchronous copies.
+AMPERE = 8.0
 _TARGET = contextvars.ContextVar("target", default=("", 0.0))
 
 
@@ -57,6 +60,18 @@ def compute_capabilities() -> set[float]:
   # AMD's have other names, such as gfx90a.
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   return {float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)}
+
+
+def before_ampere() -> str | None:
+  """Says that a GPU that programs are compiled for is too old for kernels.
+
+  Returns None if there is none. Without a GPU, programs may be traced for one
+  that is not known.
+  """
+  oldest = min(compute_capabilities(), default=AMPERE)
+  if oldest < AMPERE:
+    return f"GPUs must have compute capability {AMPERE} or later, got {oldest}"
+  return None
 
 
 def lacks(load: Callable[[], object]) -> str | None:

@@ -177,11 +177,10 @@ class ResidualBlock(nnx.Module):
 
   def _is_fused(self, x_BLD):
     """Whether kernels compute norms, see `normalization`."""
-    # They read the stream of a layer as an array of its own, where XLA reads it
-    # within that of all layers: with "block", which is for the least memory,
-    # the step would take more.
-    may_be = self.config.remat not in ("auto", "block")
-    return may_be and unsupported(x_BLD) is None
+    remat = self.config.remat
+    if remat == "auto":
+      remat = "block"  # as in `rematerialized`
+    return unsupported(x_BLD, remat) is None
 
 
 def rematerialized(apply: Callable, remat: str) -> Callable:

@@ -104,7 +104,7 @@ def drop(
   mask = is_dropped.astype(bool).reshape(batch, num_words * WORD, width)
 
   # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
-  # read them in each of these.
+  # each layer would read them from memory.
   return lax.select(
     mask[:, :length],
     jnp.zeros_like(x_BLD),

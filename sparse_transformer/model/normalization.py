@@ -18,7 +18,6 @@ from sparse_transformer.model.dropout import WORD, draw, drop
 
 NAME = "fused_norm"  # of the kernels, as one of what `registry.avoid` names
 DTYPES = "bfloat16", "float16", "float32"
-MIN_CAPABILITY = 8.0  # Ampere: bfloat16
 # The largest error in float32, relative to the largest value; in 16 bits, two
 # units of rounding.
 MIN_TOLERANCE = 2e-5
@@ -61,31 +60,43 @@ def add_and_normalize(
   if not is_fused:
     return _add_and_normalize_plainly(x_BLD, y_BLD, words_BWD, rate, norm)
 
-  # Imported only where they run.
-  from sparse_transformer.model import norm_kernels
-
-  settings = norm_kernels.Settings(norm.epsilon, rate, interpret)
-  branch = norm_kernels.Branch(y_BLD, words_BWD)
+  kernels = _kernels()
+  settings = kernels.Settings(norm.epsilon, rate, interpret)
+  branch = kernels.Branch(y_BLD, words_BWD)
   params: Any = norm
-  return norm_kernels.run(
+  return kernels.run(
     settings, x_BLD, branch, params.scale[...], params.bias[...]
   )
 
 
-def unsupported(x_BLD: jax.Array | jax.ShapeDtypeStruct) -> str | None:
-  """Says why the kernels cannot normalize an array; None if they can."""
+def _kernels():
+  """The module with the kernels, imported only where they run."""
+  from sparse_transformer.model import norm_kernels
+
+  return norm_kernels
+
+
+def unsupported(
+  x_BLD: jax.Array | jax.ShapeDtypeStruct, remat: str
+) -> str | None:
+  """Says why the kernels do not normalize the stream; None if they do.
+
+  Args:
+    x_BLD: the stream, of which dtype and shape count.
+    remat: what the backward pass recomputes, of `schema.REMATS`.
+  """
   if platforms.current_platform() != "cuda":
     return "they need an NVIDIA GPU"
   if reason := registry.avoided().get(NAME):
     return reason
-
-  # Without a GPU, programs may be traced for one that is not known.
-  capabilities = platforms.compute_capabilities()
-  if min(capabilities, default=MIN_CAPABILITY) < MIN_CAPABILITY:
-    return (
-      f"they need a GPU of compute capability {MIN_CAPABILITY} or later, got"
-      f" {min(capabilities)}"
-    )
+  if lacking := platforms.lacks(_kernels):
+    return lacking
+  if old := platforms.before_ampere():
+    return old
+  if remat == "block":
+    # They read the stream of a layer as an array of its own, where XLA reads it
+    # within that of all layers.
+    return "with model.remat=block, for the least memory, steps would need more"
 
   if x_BLD.dtype.name not in DTYPES:
     return f"their dtypes are {', '.join(DTYPES)}, got {x_BLD.dtype.name}"
@@ -100,6 +111,12 @@ def unsupported(x_BLD: jax.Array | jax.ShapeDtypeStruct) -> str | None:
   if length % devices == 0 and (length // devices) % WORD and devices > 1:
     return f"a device must have a multiple of {WORD} positions"
   return None
+
+
+def explain_choice(x_BLD: jax.Array | jax.ShapeDtypeStruct, remat: str) -> str:
+  """Says what computes norms, and why not the kernels; see `unsupported`."""
+  reason = unsupported(x_BLD, remat)
+  return f"plain XLA; not {NAME}: {reason}" if reason else NAME
 
 
 def verify(

@@ -153,6 +153,8 @@ def render(report: dict[str, Any]) -> str:
   for program in report["programs"]:
     # Which implementation of attention the network would use on that device.
     rows = [("  attention", f"by {program['backend']}")]
+    if "norms" in program:
+      rows.append(("  norms", f"by {program['norms']}"))
     if program["compiles"]:
       rows += _rows(program, report)
     else:

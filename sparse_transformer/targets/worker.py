@@ -1,5 +1,6 @@
 """Compiles what standard input requests; runs in a compiler's environment."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -18,7 +19,7 @@ from jax.sharding import use_abstract_mesh
 
 from sparse_transformer import attention, config as config_lib, schema
 from sparse_transformer.attention import Request, platforms, registry
-from sparse_transformer.model import sharding
+from sparse_transformer.model import normalization, sharding
 from sparse_transformer.patterns import shorten
 from sparse_transformer.targets import compilers, hardware, hlo
 from sparse_transformer.training import costs, rematerialization
@@ -115,9 +116,20 @@ def _report_step(experiment, requests, target):
       arguments=(variant.like, variant.batch_like()),
     )
     report = _report(program, variant, target)
+    report["norms"] = _norms(variant, target)
     if report["compiles"] and _has_room(report["memory"], target):
       break
   return remat, report
+
+
+def _norms(experiment, target):
+  """What computes the norms of a training step on a target, and why."""
+  model = experiment.model
+  train = experiment.config.train
+  shape = train.batch_size // train.accumulation, model.length, model.width
+  stream = jax.ShapeDtypeStruct(shape, model.dtype)
+  with _targeting(experiment, target):
+    return normalization.explain_choice(stream, model.remat)
 
 
 def _has_room(memory, target):
@@ -236,12 +248,7 @@ def _report(program, experiment, target):
     `reason`, and `fits` is False if that is memory, otherwise None.
   """
   name = program.name
-  # Kernels ask for the device when they are lowered and, since each device runs
-  # a kernel on its own part, once more when the program is divided.
-  with (
-    platforms.targeting(target.compiler, target.capability),
-    use_abstract_mesh(experiment.mesh.abstract_mesh),
-  ):
+  with _targeting(experiment, target):
     report = dict(
       name=name,
       backend=registry.explain_choice(
@@ -286,6 +293,18 @@ def _report(program, experiment, target):
       for kind, (count, size) in sorted(profile.collectives.items())
     },
   )
+
+
+@contextlib.contextmanager
+def _targeting(experiment, target):
+  """Traces programs of an experiment for a target, within `with`."""
+  # Kernels ask for the device when they are lowered and, since each device runs
+  # a kernel on its own part, once more when the program is divided.
+  with (
+    platforms.targeting(target.compiler, target.capability),
+    use_abstract_mesh(experiment.mesh.abstract_mesh),
+  ):
+    yield
 
 
 def _tell(target, doing):

@@ -106,7 +106,7 @@ def _cases(config, model):
     yield name, request, lambda report=report: report().faults
 
   stream = jax.ShapeDtypeStruct((1, model.length, model.width), model.dtype)
-  if normalization.unsupported(stream) is None:
+  if normalization.unsupported(stream, config.model.remat) is None:
     question = stream.shape, stream.dtype.name, model.dropout
     verify = functools.partial(normalization.verify, *question)
     yield normalization.NAME, question, verify

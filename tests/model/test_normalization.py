@@ -2,6 +2,7 @@
 
 import functools
 import re
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -161,26 +162,32 @@ def test_row_of_equal_values_has_finite_gradients():
 
 
 def test_rows_may_be_split_over_devices():
-  runs.on_devices(4, check_meshes)
+  runs.on_devices(8, check_meshes)
 
 
 def check_meshes():
-  check_mesh((2, 1, 2, 1), 2 * WORD)
-  check_mesh((1, 2, 1, 2), WORD + 3)
-  check_mesh((1, 1, 2, 2), 4 * WORD)
-  check_mesh((1, 4, 1, 1), WORD)  # these devices do not divide the batch
+  check_mesh((2, 1, 4, 1), 4 * WORD)
+  check_mesh((1, 2, 2, 2), 2 * WORD)
+  check_mesh((2, 2, 1, 2), WORD + 3)
+  check_mesh((1, 8, 1, 1), WORD)  # these devices do not divide the batch
+  with mesh_of((2, 2, 1, 2)):
+    check_network("none")
+
+
+def mesh_of(sizes):
+  types = (AxisType.Auto,) * len(sizes)
+  return jax.set_mesh(jax.make_mesh(sizes, sharding.AXES, types))
 
 
 def check_mesh(sizes, length):
-  shape = 2, length, 16
+  shape = 4, length, 16
   rate = 0.25
   given = arrays(shape)
   words = draw(jax.random.key(0), shape, rate)
   run = functools.partial(by_kernels, words, rate)
 
   expected = with_gradients(run, True, given)
-  types = (AxisType.Auto,) * len(sizes)
-  with jax.set_mesh(jax.make_mesh(sizes, sharding.AXES, types)):
+  with mesh_of(sizes):
     found = jax.jit(functools.partial(with_gradients, run, True))(given)
 
   for name, x in expected.items():
@@ -188,25 +195,54 @@ def check_mesh(sizes, length):
 
 
 @pytest.mark.parametrize("remat", ["none", "block_but_attention"])
-def test_network_is_the_same_by_kernels(remat, monkeypatch):
+def test_network_is_the_same_by_kernels(remat):
+  check_network(remat)
+
+
+def check_network(remat):
+  """Compares a network with and without kernels, on the mesh in context."""
   config = networks.config(dropout=0.25, remat=remat)
   params = networks.random_params(config, 0.3)
-  symbols = networks.tokens(config)
+  symbols = networks.tokens(config, batch=4)
   apply = model.make_apply(config)
 
   def loss(params):
     return (apply(params, symbols, jax.random.key(1)) ** 2).mean()
 
-  expected = jax.value_and_grad(loss)(params)
+  expected = jax.jit(jax.value_and_grad(loss))(params)
   kernels = functools.partial(add_and_normalize, interpret=True)
-  for module in (block, normalization):
-    monkeypatch.setattr(module, "add_and_normalize", kernels)
-  monkeypatch.setattr(block, "unsupported", lambda x: None)
-  assert "norm_backward" in str(jax.make_jaxpr(jax.grad(loss))(params))
-  found = jax.value_and_grad(loss)(params)
+  with (
+    mock.patch.object(block, "add_and_normalize", kernels),
+    mock.patch.object(normalization, "add_and_normalize", kernels),
+    mock.patch.object(block, "unsupported", lambda x, remat: None),
+  ):
+    run = jax.jit(jax.value_and_grad(loss))  # not what is traced already
+    check_kernels(run.trace(params).jaxpr.jaxpr)
+    found = run(params)
 
   for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
     np.testing.assert_allclose(x, y, rtol=2e-4, atol=2e-6)
+
+
+def check_kernels(program):
+  """Each device must run them on its own rows: compilers cannot divide them."""
+  kernels = names_of_kernels(program)
+  assert {"norm_forward", "norm_backward"} <= {*kernels}
+
+  divided = []
+  for equation in networks.equations(program):
+    if equation.primitive.name == "shard_map":
+      divided += names_of_kernels(equation.params["jaxpr"])
+  has_mesh = sharding.size(sharding.AXES) > 1
+  assert divided == (kernels if has_mesh else [])
+
+
+def names_of_kernels(program):
+  return [
+    equation.params["name"]
+    for equation in networks.equations(program)
+    if equation.primitive.name == "pallas_call"
+  ]
 
 
 # Where they run.
@@ -223,6 +259,7 @@ def test_network_is_the_same_by_kernels(remat, monkeypatch):
     (dict(dtype="float64"), "bfloat16, float16, float32, got float64"),
     (dict(width=8193), "largest width is 8,192, got 8,193"),
     (dict(avoided="they are wrong"), "they are wrong"),
+    (dict(remat="block"), "with model.remat=block, .* would need more"),
   ],
 )
 def test_cases_that_cannot_run_are_named(changes, words):
@@ -231,6 +268,7 @@ def test_cases_that_cannot_run_are_named(changes, words):
     capability=9.0,
     dtype="bfloat16",
     width=512,
+    remat="none",
     avoided=None,
   )
   fields |= changes
@@ -243,10 +281,16 @@ def test_cases_that_cannot_run_are_named(changes, words):
       platforms.targeting(fields["platform"], fields["capability"]),
     ):
       x = jax.ShapeDtypeStruct((2, 64, fields["width"]), fields["dtype"])
-      reason = normalization.unsupported(x)
+      reason = normalization.unsupported(x, fields["remat"])
+      choice = normalization.explain_choice(x, fields["remat"])
   finally:
     registry.avoid({})
-  assert reason is None if words is None else re.search(words, reason)
+  if words is None:
+    assert reason is None
+    assert choice == "fused_norm"
+  else:
+    assert re.search(words, reason)
+    assert choice == f"plain XLA; not fused_norm: {reason}"
 
 
 @pytest.mark.parametrize(
@@ -263,7 +307,7 @@ def test_words_are_not_split_over_devices(length, devices, words):
   mesh = jax.sharding.AbstractMesh((1, 1, devices, 1), sharding.AXES, types)
   with jax.sharding.use_abstract_mesh(mesh), platforms.targeting("cuda", 9.0):
     x = jax.ShapeDtypeStruct((2, length, 8), "float32")
-    reason = normalization.unsupported(x)
+    reason = normalization.unsupported(x, "none")
   assert reason is None if words is None else re.search(words, reason)
 
 

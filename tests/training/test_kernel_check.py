@@ -93,7 +93,7 @@ def test_wrong_kernels_of_norms_are_avoided_in_a_line(
   check, monkeypatch, capfd
 ):
   name = normalization.NAME
-  avoided = lambda x: registry.avoided().get(name)
+  avoided = lambda x, remat: registry.avoided().get(name)
   verified = []
 
   def verify(*question):

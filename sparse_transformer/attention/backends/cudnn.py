@@ -13,7 +13,6 @@ from sparse_transformer.attention.heads import heads_of_parts
 from sparse_transformer.patterns import Causal, Full, Pattern, shorten
 
 DTYPES = "bfloat16", "float16"
-MIN_CAPABILITY = 8.0  # Ampere
 MULTIPLE, MAX_WIDTH = 8, 128  # widths of heads; others are padded
 MAX_SEQUENCES = 2**16 - 1  # blocks of threads along an axis of a grid
 TILE = 128  # for estimates: cuDNN does not say which it takes
@@ -48,8 +47,8 @@ class Cudnn(contract.Backend):
     if request.platform != "cuda":
       return "it needs an NVIDIA GPU"
 
-    if any(x < MIN_CAPABILITY for x in platforms.compute_capabilities()):
-      return f"it needs compute capability {MIN_CAPABILITY} or later"
+    if old := platforms.before_ampere():
+      return old
     if request.dtype not in DTYPES:
       return f"its dtypes are {', '.join(DTYPES)}, got {request.dtype}"
     if request.length % 2 and Full() in request.patterns:

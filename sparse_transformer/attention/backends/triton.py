@@ -16,7 +16,6 @@ from sparse_transformer.patterns import Layout, Pattern
 TILES = dict(bfloat16=64, float16=64, float32=32)
 WIDTHS = 16, 32, 64, 128
 MAX_FLOAT32_WIDTH = 64  # of queries and keys
-MIN_CAPABILITY = 8.0  # Ampere: bfloat16, TF32, asynchronous copies
 # Widths K + E up to which kernels with tiles of 64 neither spill registers nor
 # exceed the shared memory of a block, by major compute capability: as compiled
 # by `make targets-test`. On 9 and 10, products read shared memory. RTX GPUs
@@ -63,14 +62,8 @@ class Triton(contract.Backend):
     if self.interpret:
       return None
 
-    # Without a GPU, programs may be traced for one that is not known.
-    capabilities = platforms.compute_capabilities()
-    if min(capabilities, default=MIN_CAPABILITY) < MIN_CAPABILITY:
-      return (
-        f"it needs a GPU of compute capability {MIN_CAPABILITY} or later, got"
-        f" {min(capabilities)}"
-      )
-
+    if old := platforms.before_ampere():
+      return old
     if request.dtype not in TILES:
       return f"its dtypes are {', '.join(TILES)}, got {request.dtype}"
     if request.features.mixed_dtypes:

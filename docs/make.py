@@ -2,9 +2,9 @@
 
 python docs/make.py
 
-Each part stands between `<!-- NAME -->` and `<!-- /NAME -->`. The rest of a page
-is written by hand. Pictures in the gallery contain no text, so that the same
-catalogue gives the same files on every machine.
+Each part stands between `<!-- NAME -->` and `<!-- /NAME -->`. The rest of a
+page is written by hand. Pictures in the gallery contain no text, so that the
+same catalogue gives the same files on every machine.
 """
 
 import dataclasses
@@ -274,7 +274,7 @@ def _of_backends():
 
 
 def _request(name, platform, **changes):
-  """Makes a request: for dense attention if cuDNN is asked, else for a window."""
+  """Makes a request: for dense attention from cuDNN, else for a window."""
   pattern = patterns.Causal() if name == "cudnn" else patterns.Local(64)
   settings = dict(
     patterns=(pattern,),

@@ -124,14 +124,14 @@ def kernel_table(results: Iterable[dict]) -> str:
   gpus = ", ".join(dict.fromkeys(x["target"] for x in results))
   number = len({y for x in results for y in x["presets"]} - {*WIDTHS})
   text = (
-    f"The attention of {number} presets and of other widths spills no registers"
-    f" on {gpus}"
+    f"The attention of {number} presets, and attention with other widths of"
+    f" heads, was compiled for {gpus}. It spills no registers"
   )
   if not bad:
     return f"{text}."
   rows = [("backend, widths K and E", "presets", "spilled registers")]
   rows += [(*key, ", ".join(found)) for key, found in bad.items()]
-  text = textwrap.fill(f"{text}, but for:", 100)
+  text = textwrap.fill(f"{text}, with these exceptions:", 100)
   return f"{text}\n\n{tables.markdown(rows)}"
 
 

@@ -2,9 +2,9 @@
 
 python docs/make.py
 
-The rest of a page is written by hand: a part stands between `<!-- NAME -->` and
-`<!-- /NAME -->`. Pictures in the gallery are pixels without text, so that the
-same catalogue gives the same files wherever they are drawn.
+Each part stands between `<!-- NAME -->` and `<!-- /NAME -->`. The rest of a
+page is written by hand. Pictures in the gallery contain no text, so that the
+same catalogue gives the same files on every machine.
 """
 
 import dataclasses
@@ -58,16 +58,17 @@ ROWS, COLUMNS = 8, 12  # of the data in which a query's keys are drawn
 POSITIONS = ROWS * COLUMNS
 CELL = 2  # pixels of a pair; a position of the data is as wide as all columns
 GAP = 12  # pixels between the two views
-# The bytes that the keys of a query hold, in the same data.
+# Patterns whose keys are drawn as the bytes that they hold, in the same data.
 SHOWN_HELD = {
   "Local(5)": "a window",
   "Strided(12)": "the paper's column",
   "Strided(12, offset=1)": "the column of the target",
 }
 HELD = "figures/held.png"
-# Of the given input of content-based patterns.
+# Input for content-based patterns: the number of regions of similar positions,
+# the width of vectors, and the standard deviation of the noise.
 REGIONS, WIDTH, NOISE = 5, 8, 0.3
-# Devices by name: the platform and, of NVIDIA GPUs, the compute capability.
+# Devices by name: (platform, compute capability of an NVIDIA GPU).
 DEVICES = {
   "CPU": ("cpu", 0.0),
   "NVIDIA GPU before Ampere": ("cuda", 7.5),
@@ -75,7 +76,7 @@ DEVICES = {
   "AMD GPU": ("rocm", 0.0),
   "TPU": ("tpu", 0.0),
 }
-# What the tables of backends ask for.
+# The dtypes, widths and options in the tables of backends.
 DTYPES = "float32", "bfloat16", "float16", "float64"
 HEAD_WIDTHS = 8, 16, 24, 32, 64, 96, 128, 256, 512
 ASKED = {
@@ -117,7 +118,7 @@ def write(folder: pathlib.Path = DOCS) -> None:
 
 
 def fill(path: pathlib.Path) -> str:
-  """The text of a page, with its parts as they should be."""
+  """Returns the text of a page, with its parts made anew."""
   text = path.read_text()
   for name, paragraphs in PAGES[path.name]().items():
     before, _, rest = text.partition(f"<!-- {name} -->\n")
@@ -128,7 +129,7 @@ def fill(path: pathlib.Path) -> str:
 
 
 def drawn() -> list[Pattern]:
-  """All patterns in the gallery, each once."""
+  """Returns all patterns in the gallery, each once."""
   static = [p for e in examples.STATIC.values() for p in e.small]
   content = [p for shown in examples.CONTENT.values() for p in shown]
   return list(dict.fromkeys([*static, *content]))
@@ -136,7 +137,7 @@ def drawn() -> list[Pattern]:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Realized(Pattern):
-  """The pairs that a pattern has for the given input."""
+  """The pairs of a content-based pattern for the input `given_input`."""
 
   pairs_of: np.ndarray
 
@@ -146,7 +147,7 @@ class _Realized(Pattern):
 
 @functools.lru_cache(maxsize=64)
 def realize(pattern: Pattern) -> Pattern:
-  """The pattern with the pairs that it has for the given input."""
+  """Returns a pattern with fixed pairs: those for the input `given_input`."""
   if not pattern.contents():
     return pattern
   vectors, centers = given_input()
@@ -156,7 +157,7 @@ def realize(pattern: Pattern) -> Pattern:
       directions[content] = centers[None, : content.num_directions]
     elif content.blocks_from:
       shape = content.given_shape(1, 1, len(vectors), WIDTH)
-      # Any numbers: those of blocks that are not past are left out.
+      # Random blocks: a pattern ignores blocks that are not in the past.
       blocks = np.random.RandomState(0).randint(0, len(vectors), shape)
       directions[content] = (blocks // content.size).astype(np.int32)
   q_BLHK = vectors[None, :, None]
@@ -165,8 +166,8 @@ def realize(pattern: Pattern) -> Pattern:
 
 
 def given_input() -> tuple[np.ndarray, np.ndarray]:
-  """Vectors of positions [positions, K], and of the regions around them."""
-  random = np.random.RandomState(6)  # several positions of each region
+  """Returns vectors of positions [positions, K] and of regions [regions, K]."""
+  random = np.random.RandomState(6)  # a seed that fills each region
   places = random.rand(REGIONS, 2) * (ROWS, COLUMNS)
   at = np.stack(np.divmod(np.arange(POSITIONS), COLUMNS), axis=1)
   region = np.linalg.norm(at[:, None] - places, axis=-1).argmin(1)
@@ -176,12 +177,12 @@ def given_input() -> tuple[np.ndarray, np.ndarray]:
 
 
 def file_name(pattern: Pattern) -> str:
-  """The name of a picture: 'local_7_causal_false_strided_3.png'."""
+  """Returns a file name, such as 'local_7_causal_false_strided_3.png'."""
   return re.sub(r"\W+", "_", str(pattern)).strip("_").lower() + ".png"
 
 
 def picture(pattern: Pattern) -> np.ndarray:
-  """RGB image: the keys of one query in the data above, all pairs below."""
+  """Returns an RGB image: the keys of one query, and below them all pairs."""
   pattern = realize(pattern)
   above = image_of_query(pattern, POSITIONS, (ROWS, COLUMNS))
   below = image_of_matrix(pattern, POSITIONS)
@@ -192,7 +193,7 @@ def picture(pattern: Pattern) -> np.ndarray:
 
 
 def draw_held():
-  """A figure of the bytes that keys of a query hold, a panel a pattern."""
+  """Draws the bytes that the keys of a query hold, in a panel per pattern."""
   figure, axes = style.subplots(1, len(SHOWN_HELD), 9, 2.7)
   y, x = divmod(shown_query(POSITIONS), COLUMNS)
   for axis, (text, about) in zip(axes[0], SHOWN_HELD.items(), strict=True):
@@ -208,7 +209,7 @@ def draw_held():
 
 
 def _framed(cells, size, lines=False):
-  """Cells of size x size pixels, with lines between them or not, in a frame."""
+  """Draws cells of size x size pixels in a frame, optionally with lines."""
   line = style.rgb(style.GRID)
   image = cells.repeat(size, 0).repeat(size, 1)
   if lines:
@@ -241,7 +242,7 @@ def _of_config():
 
 
 def _shorter(values):
-  """The values of a field, without what the page says of all of them."""
+  """Shortens the description of values: the page explains what is left out."""
   if values in ("a string", "True or False"):
     return ""
   values = re.sub(r" and below (2,147,|4,294,|10,001)[\d,]*", "", values)
@@ -253,7 +254,7 @@ def _shorter(values):
 
 
 def _of_api():
-  """The functions of `attention` for users, then what defines patterns."""
+  """The functions of `attention`, then the functions that make patterns."""
   names = "attend as_attention_fn attend_next fill_cache init_cache"
   names += " describe verify"
   exported = [getattr(attention, name) for name in names.split()]
@@ -264,7 +265,7 @@ def _of_api():
 
 
 def _of_backends():
-  """What each backend supports, as its own `unsupported` says."""
+  """The tables of what each backend supports, by its own `unsupported`."""
   return dict(
     widths=[_widths(), _supported_widths()],
     options=[_supported_options()],
@@ -273,7 +274,7 @@ def _of_backends():
 
 
 def _request(name, platform, **changes):
-  """A request for dense attention from cuDNN, and for a window otherwise."""
+  """Makes a request: for dense attention from cuDNN, else for a window."""
   pattern = patterns.Causal() if name == "cudnn" else patterns.Local(64)
   settings = dict(
     patterns=(pattern,),
@@ -309,9 +310,10 @@ def _backends():
 def _widths():
   *widths, last = HEAD_WIDTHS
   return _fill(
-    "This table lists the supported widths of heads in each dtype, for K = E."
-    f" Tried were {', '.join(map(str, widths))} and {last}. In float32,"
-    " `triton` limits only K to 64: E may be 128."
+    "This table lists which widths of heads are supported in each dtype, if"
+    " keys and values have the same width (K = E). The widths"
+    f" {', '.join(map(str, widths))} and {last} were checked. In float32,"
+    " `triton` also supports values of width E = 128, if K is at most 64."
   )
 
 
@@ -340,7 +342,7 @@ def _supported_widths():
 
 
 def _ranges(widths):
-  """Widths of heads in words: "all", "up to 128", or one by one."""
+  """Describes widths of heads: "all", "up to 128", or a list."""
   if not widths:
     return "no"
   if len(widths) == len(HEAD_WIDTHS):
@@ -362,7 +364,7 @@ def _supported_options():
 
 
 def _choice():
-  """What `auto` takes on each device."""
+  """The backend that `auto` chooses on each device."""
   shown = patterns.Causal(), patterns.Local(64)
   rows = [("device", *(f"`{pattern}`" for pattern in shown))]
   for device, (platform, capability) in DEVICES.items():
@@ -376,7 +378,7 @@ def _choice():
 
 
 def _document(public):
-  """The signature and docstring of a function."""
+  """Yields the signature and docstring of a function, as paragraphs."""
   yield f"### {public.__name__}"
   source = textwrap.dedent(inspect.getsource(public))
   head = re.search(r"(?ms)^(def .*?):$", source)
@@ -400,7 +402,7 @@ def _contents():
 
 
 def _sections(level, catalogue):
-  """A section for each class: its description and its examples."""
+  """Yields a section for each class: its description and its examples."""
   for name, cls in catalogue.items():
     yield f"{level} {name}"
     yield from _describe(cls)
@@ -427,17 +429,17 @@ def _layouts():
     runs = ((x, len([*group])) for x, group in itertools.groupby(factors))
     shown = (f"{count} `{x}`" if count > 1 else f"`{x}`" for x, count in runs)
     rows.append((f"`{name}`", ", ".join(shown)))
-  yield tables.markdown([("name", "layers, in turn"), *rows])
+  yield tables.markdown([("name", "repeating sequence of layers"), *rows])
 
 
 def _describe(cls):
-  """The signature and the docstring of a class, as paragraphs."""
+  """Yields the signature and docstring of a class, as paragraphs."""
   yield f"`{patterns.signature(cls)}`"
   yield from _paragraphs(cls)
 
 
 def _paragraphs(public):
-  """A docstring, its arguments and errors as lists."""
+  """Yields the paragraphs of a docstring; arguments and errors are lists."""
   for paragraph in inspect.cleandoc(public.__doc__).split("\n\n"):
     head, _, rest = paragraph.partition("\n")
     if head in ("Args:", "Attributes:", "Raises:"):
@@ -463,7 +465,7 @@ def _fill(text, indent=""):
 
 
 def _table(titles, shown):
-  """Patterns side by side: titles, pictures and numbers of keys."""
+  """A table of patterns side by side: title, picture and number of keys."""
   pictures = [f"![]({PICTURES}/{file_name(p)})" for p in shown]
   return tables.markdown([titles, pictures, [*map(_count, shown)]])
 

@@ -260,20 +260,20 @@ def trained() -> str:
 
 
 def _time(run):
-  """How long a run trained: on CPUs, the time over all cores."""
+  """How long a run trained; on CPUs, the sum over all cores."""
   if "cores of" in run["machine"]:
     return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
   return f"{run['seconds'] / 60:.0f} minutes"
 
 
 def card(name: str) -> str:
-  """What made the weights of a run, and what they score."""
+  """How the weights of a run were made, and their scores."""
   run, (about, pattern, _) = record.read(name), TRAINED[name]
   size = f"{run['parameters']:,} parameters"
   rows = [("", ""), ("data", about)]
   rows += [("network", f"`configs/{name}.py`: {pattern}, {size}")]
   rows += [("receptive field", f"{_seen_bytes(run)} bytes")]
-  # CIFAR-10 is in its default place, whatever the place was then.
+  # Readers have CIFAR-10 in its default place.
   command = re.sub(r" --config\.data\.(name|path)=\S+", "", run["command"])
   rows += [("command", f"`{command}`")]
   made = run["commit"], run["machine"], _time(run)
@@ -308,11 +308,11 @@ def commands() -> str:
 
 
 def changed(entries: Sequence[dict[str, Any]]) -> str:
-  """How many entries are of code with changes that no commit has."""
+  """How many entries were made from code with uncommitted changes."""
   number = sum(x["commit"].endswith("-dirty") for x in entries)
   if not number:
     return ""
   return (
-    f"{number} of {len(entries)} entries are of a tree with uncommitted changes"
-    " (their commit ends in `-dirty`)."
+    f"{number} of {len(entries)} entries were made from code with uncommitted"
+    " changes (their commit ends in `-dirty`)."
   )

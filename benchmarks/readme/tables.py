@@ -17,8 +17,8 @@ PASS, OURS = "forward_backward", "ours"
 ATTENTION = "attention-amd-epyc-2-threads"
 GPU = "accelerator-nvidia-h200"
 GPU_ATTENTION = f"{GPU}-triton-cudnn-hopper"
-FACTOR = "Strided(128)"  # of another pattern
-LONG = 12_288  # positions, from which a speed-up is told at first
+FACTOR = "Strided(128)"  # timed as a part of another pattern, and left out
+LONG = 12_288  # positions, the least in the summary of the README
 # Rows of the paper and of the follow-up, as docs/paper.md lists them.
 ROWS = (
   *("cifar10", "cifar10_dense", "cifar10_fixed"),
@@ -41,8 +41,9 @@ def quickstart() -> str:
   bits = record.test_scores(record.read("digits"))[0]["bits_per_dim"]
   baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
-    f"The quickstart ends at about {bits:.2f} bits/dim on the test split. A"
-    f" model of independent pixels scores {baseline:.2f}."
+    f"The quickstart ends at about {bits:.2f} bits/dim on the test split. For"
+    " comparison, a model that treats pixels as independent scores"
+    f" {baseline:.2f}."
   )
 
 
@@ -52,7 +53,7 @@ def _attention_rows(case, program=None):
 
 
 def _pattern(row):
-  """The pattern of a row, without the names of its arguments."""
+  """The pattern of a row, in a short form."""
   short = re.sub(r"block=([0-9]+).*", r"\1)", row["pattern"])
   return f"`{short}`"
 
@@ -75,12 +76,12 @@ def headline() -> str:
   ratios = [case["dense"] / case["seconds"] for case in sparse]
   lengths = [case["n"] for case in sparse]
   return wrap(
-    f"On an {found['device']['name']}, the forward and backward pass of sparse"
-    f" patterns is **{min(ratios):.1f} to {max(ratios):.0f} times as fast as"
-    f" cuDNN's dense causal attention**, at {min(lengths):,} to"
+    f"On an {found['device']['name']}, a forward and backward pass of sparse"
+    f" attention is **{min(ratios):.1f} to {max(ratios):.0f} times as fast as"
+    f" one of cuDNN's dense causal attention**, for {min(lengths):,} to"
     f" {max(lengths):,} positions in bfloat16."
-    " [Performance](docs/performance.md) has every case, also those in which"
-    " less is gained."
+    " [Performance](docs/performance.md) lists every case, including those that"
+    " gain less."
   )
 
 
@@ -95,19 +96,20 @@ def speed() -> str:
     speed_up = f"{case['dense'] / case['seconds']:.1f}"
     rows.append((f"`{case['pattern']}`", *numbers, times, speed_up))
   first = (
-    "These are forward and backward passes of 8 heads of width 64 in bfloat16"
-    f" on an {found['device']['name']}, for 16 sequences of 3,072 positions, 4"
-    " of 12,288 or 1 of 65,536. *Ideal* is the speed-up if time were"
-    " proportional to the number of pairs. The measured speed-up is smaller,"
-    " because GPUs compute whole tiles, also where only some of their pairs"
-    " belong to the pattern."
+    "The following table shows the time of a forward and a backward pass"
+    " together, for 8 heads of width 64 in bfloat16 on an"
+    f" {found['device']['name']}. A batch contains 16 sequences of 3,072"
+    " positions, 4 of 12,288 or 1 of 65,536. The *ideal speed-up* is what the"
+    " speed-up would be if the time were proportional to the number of pairs."
+    " The measured speed-up is smaller, because GPUs compute whole tiles, even"
+    " if only some of their pairs belong to the pattern."
   )
   parts = wrap(first), tables.markdown(rows).rstrip(), wrap(_steps())
   return "\n\n".join(parts)
 
 
 def _steps():
-  """Steps on a GPU, their MFU, and that of dense networks at their speed."""
+  """Times of steps, their MFU, and the MFU that dense networks would need."""
   entries = record.read(GPU)["presets"]["entries"]
   steps, dense = [], []
   for name, x in entries.items():
@@ -117,23 +119,23 @@ def _steps():
       ratio = _flops(f"{name} attention.pattern=dense") / _flops(name)
       dense.append(f"{100 * x['mfu'] * ratio:.0f} %")
   return (
-    "These are training steps of 16 sequences on the same GPU, with their"
-    f" model-FLOPs utilization (MFU): {', '.join(steps)}. To process as many"
-    " tokens a second, the same networks with dense causal attention would need"
-    f" an MFU of {', '.join(dense)}. Both CIFAR-10 steps were timed before"
-    " `auto` switched windows and columns from cuDNN to Triton, which is faster"
-    " in the table above."
+    "On the same GPU, a training step of 16 sequences takes the following time,"
+    " with the model-FLOPs utilization (MFU) in brackets:"
+    f" {', '.join(steps)}. To process as many tokens per second with dense"
+    " causal attention, the same networks would need an MFU of"
+    f" {', '.join(dense)}. Both CIFAR-10 steps were timed when `auto` still used"
+    " cuDNN for windows and columns. It now uses Triton, which is faster in the table above."
   )
 
 
 def _flops(preset):
-  """FLOPs of a token of a step of a preset with changes."""
+  """FLOPs per token of a training step of a preset with changes."""
   model = Experiment(compiled.config_of(preset)).model
   return costs.flops_per_token(model)["total"]
 
 
 def _gpu_cases(entries):
-  """Cases that fill the GPU, dense ones at one n only, by n and keys."""
+  """Cases that fill the GPU, by n and keys; dense ones at one n only."""
   cases = []
   for x in entries.values():
     programs = x.get("programs", {})
@@ -158,7 +160,7 @@ def _gpu_cases(entries):
 
 
 def efficiency() -> str:
-  """How far attention is from what pairs and the machine allow."""
+  """Measured beside ideal speed-ups, and the share of computed scores."""
   rows = [("pattern", "ms", "speed-up", "ideal", "computed/needed")]
   for row in _attention_rows("12288", OURS):
     numbers = (f"{x:.1f}" for x in (row["speedup"][PASS], row["ideal"]))
@@ -181,14 +183,16 @@ def peers() -> str:
   cases = (_attention_rows(x, OURS) for x in ("oracle", "3072", "12288"))
   error = max(x for rows in cases for y in rows for x in y.get("errors", []))
   return f"{tables.markdown(rows)}\n" + wrap(
-    "With l = sqrt n, the time of `Local(l) | Strided(l)` grows as"
+    "With l = sqrt n, the number of pairs of `Local(l) | Strided(l)` grows as"
+    " n^1.5. Its time grows as"
     f" n^{report.exponent(growth[:-1], PASS):.2f} from n = {first:,} to"
     f" {middle:,}, and as n^{report.exponent(growth[-2:], PASS):.2f} from there"
-    f" to {last:,}: its pairs grow as n^1.5. At n = {million['n']:,},"
-    f" one head takes {million[PASS]['median']:.0f} s and"
-    f" {million['process_bytes'] / 2**30:.1f} GiB in one round. Outputs and"
-    " gradients of queries agree with dense float64 to"
-    f" {error:.0e}, on a sample of rows at long n.".replace("e-0", "e-")
+    f" to {last:,}. At n = {million['n']:,}, one head takes"
+    f" {million[PASS]['median']:.0f} s and"
+    f" {million['process_bytes'] / 2**30:.1f} GiB, measured once. Outputs and"
+    " gradients with respect to queries agree with dense attention in float64"
+    f" to {error:.0e}; for long sequences, only a sample of the rows was"
+    " compared.".replace("e-0", "e-")
   )
 
 
@@ -210,12 +214,12 @@ def _times(row):
 
 
 def needs() -> str:
-  """Hours and memory of each row of the paper, as far as records have them."""
+  """Hours and memory of each row of the paper, if they were recorded."""
   steps = record.read(GPU)["presets"]
   found = record.read("compiled")
   on_one = [x for x in found if x["target"] == compiled.H100]
   titles = "config", "steps", "hours on one H200", "GiB on one H100"
-  rows = [(*titles, "what it takes to fit")]
+  rows = [(*titles, "change that makes it fit")]
   for name in ROWS:
     number = compiled.config_of(name).train.steps
     step = steps["entries"].get(name, {}).get("step")
@@ -238,16 +242,17 @@ def needs() -> str:
     if x["preset"] in ROWS and x["commit"].endswith("-dirty")
   ]
   last = (
-    f"Hours are the median step on an {steps['device']['name']} times the steps"
-    " of the config, without validation and checkpoints. Memory is the peak of"
-    " a compiled step, which was not run. All rows use rematerialization"
-    " (`model.remat=block`). Without it, `enwik8` needs"
+    "Hours are the median time of a step on an"
+    f" {steps['device']['name']}, multiplied by the number of steps in the"
+    " config. They exclude validation and checkpoints. Memory is the peak that"
+    " the compiler reports for a step; these steps were not run. All rows use"
+    " rematerialization (`model.remat=block`). Without it, `enwik8` needs"
     f" {_gib(kept)} GiB."
   )
   if dirty:
     last += (
-      f" The memory of {', '.join(dirty)} is of a tree with uncommitted changes"
-      " (its commit ends in `-dirty`)."
+      f" The memory of {', '.join(dirty)} is that of code with uncommitted"
+      " changes (the commit in its record ends in `-dirty`)."
     )
   return f"{tables.markdown(rows)}\n{wrap(last)}"
 
@@ -275,15 +280,15 @@ def rates() -> str:
   (first, most), *rest = best.most_common()
   counts = ", ".join(f"{rate:g} for {count}" for rate, count in rest)
   return wrap(
-    f"In {number} comparisons of small networks that tuned Muon's rate over few"
-    f" steps, the best of three to five candidates was {first:g} for {most} of"
-    f" {best.total()} settings, {counts}. Not every comparison tried the"
-    " largest rates."
+    f"In {number} comparisons of small networks, Muon's learning rate was tuned"
+    " over few steps, with three to five candidates for each setting. The best"
+    f" candidate was {first:g} for {most} of {best.total()} settings, {counts}."
+    " Not every comparison tried the largest of these learning rates."
   )
 
 
 def compiling() -> str:
-  """How long programs take to be planned and compiled, by length."""
+  """How long planning and compiling take, by length."""
   found = {
     x["preset"]: x
     for x in record.read("compiled")
@@ -301,7 +306,7 @@ def compiling() -> str:
 
 
 def spread() -> str:
-  """How far rounds of the attention table are from their medians."""
+  """How far the rounds of the attention table deviate from their medians."""
   entries = record.read(GPU_ATTENTION)["attention"]["entries"].values()
   small, large = [], []
   for x in entries:
@@ -312,9 +317,11 @@ def spread() -> str:
         far = max(abs(end / times["median"] - 1) for end in ends)
         (small if x["n"] * x["batch"] < 40_000 else large).append(far)
   return wrap(
-    f"The rounds of the attention table lie within {100 * max(large):.0f} % of"
-    f" their median. At n = 3,072 and batch 1, they lie within"
-    f" {100 * max(small):.0f} %, probably because launches dominate there."
+    "In the table for `attention`, each time is the median over several rounds."
+    f" The rounds deviate from it by at most {100 * max(large):.0f} %. At"
+    " n = 3,072 and batch size 1, they deviate by up to"
+    f" {100 * max(small):.0f} %, probably because the time of launching kernels"
+    " dominates there."
   )
 
 
@@ -331,24 +338,26 @@ def measured() -> str:
 
 
 def released() -> str:
-  """What the released networks need, and what their rounding changes."""
+  """What the released networks need, and what rounding to float16 changes."""
   found, split = record.read("released"), 10_000  # test images
   seconds, flops = found["processor_seconds"], found["flops_per_image"]
   return wrap(
-    f"With random weights, the {found['parameters'] / 1e6:.0f}M network takes"
-    f" {seconds:.0f} s of one CPU core for {found['images']} images, so that"
-    f" the test split takes {seconds / found['images'] * split / 3600:.0f}"
-    " hours. On a GPU, we estimate"
-    f" {flops * split / GPU_SPEED / 60:.1f} minutes, at"
-    f" {GPU_SPEED / 1e12:.0f} TFLOP/s in float32. Converting the"
-    f" {found['converted'] / 1e6:.0f}M network takes"
-    f" {found['peak_bytes'] / 2**30:.1f} GiB. The follow-up computed everything"
-    " in float16, also the residual stream. In our network, that changes the"
-    f" score by {abs(found['float16_bits']):.0e} bits/dim.".replace("e-0", "e-")
+    "To estimate the time of an evaluation, we scored the"
+    f" {found['parameters'] / 1e6:.0f}M network with random weights."
+    f" {found['images']} images take {seconds:.0f} s of one CPU core, so the"
+    f" test split would take {seconds / found['images'] * split / 3600:.0f}"
+    " hours. On"
+    f" a GPU that sustains {GPU_SPEED / 1e12:.0f} TFLOP/s in float32, it would"
+    f" take {flops * split / GPU_SPEED / 60:.1f} minutes. Converting the"
+    f" {found['converted'] / 1e6:.0f}M network needs"
+    f" {found['peak_bytes'] / 2**30:.1f} GiB of memory. The follow-up computed"
+    " everything in float16, even the residual stream. In our network, this"
+    f" changes the score by only {abs(found['float16_bits']):.0e}"
+    " bits/dim.".replace("e-0", "e-")
   )
 
 
-# By page: its parts between markers, each a text or several.
+# {page: {part between markers: a function that makes its text or texts}}
 PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
   "README.md": {
     "quickstart": quickstart,

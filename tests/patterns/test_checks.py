@@ -309,7 +309,7 @@ def test_fields_are_compared_and_shown_by_value():
     (
       operator.or_,
       "Local(1)",
-      r"another pattern, not with 'Local\(1\)'; parse\(text",
+      r"pattern, not with 'Local\(1\)'; parse\(text",
     ),
     (operator.sub, None, "another pattern, not with None"),
     (operator.add, Local(1), "unsupported operand"),

@@ -209,7 +209,7 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
   [
     (
       "dense",
-      "'dense' is a name that only attention.pattern of a config accepts",
+      "a name that only attention.pattern of a config accepts",
     ),
     ("dense", r"or in an expression, write Causal\(\)$"),
     ("strided", r"write Local\(128\) \| Strided\(128\)$"),

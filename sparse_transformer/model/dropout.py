@@ -1,4 +1,4 @@
-"""Dropout whose masks are drawn as packed bits, 32 values in a word."""
+"""Dropout with masks that are drawn as packed bits, 32 values per word."""
 
 import fractions
 
@@ -7,26 +7,26 @@ import jax.numpy as jnp
 from jax import lax
 
 WORD = 32  # bits
-# How far the share of dropped values may be from the rate: relative to the
-# rate, or to the share of kept values if that is smaller.
+# The largest error of the share of dropped values, relative to the rate, or to
+# the share of kept values if that is smaller.
 TOLERANCE = fractions.Fraction(1, 200)
 
 
 def share(rate: float) -> fractions.Fraction:
   """Rounds a rate of dropout to the share of values that are dropped.
 
-  Each binary digit of the share costs a random bit for each value. The share
-  has as few digits as `TOLERANCE` permits.
+  For each value, one random bit must be drawn per binary digit of the share.
+  The share is therefore rounded to as few digits as `TOLERANCE` permits.
 
   Args:
-    rate: at least 0 and below 1.
+    rate: the rate of dropout, at least 0 and below 1.
 
   Example: 0.25 is exact, 0.4 is rounded to 51/128, and 0.1 to 51/512.
   """
   exact = fractions.Fraction(rate)
   largest_error = TOLERANCE * min(exact, 1 - exact)
 
-  # It ends, because a float has finitely many binary digits.
+  # The loop ends, because a float has finitely many binary digits.
   denominator = 1
   rounded = fractions.Fraction(round(exact))
   while abs(rounded - exact) > largest_error:
@@ -37,23 +37,23 @@ def share(rate: float) -> fractions.Fraction:
 
 @jax.named_scope("dropout")
 def dropout(x_BLD: jax.Array, key: jax.Array, rate: float) -> jax.Array:
-  """Sets a share of the values to 0, and divides the others by the rest.
+  """Sets a share of the values to 0, and scales up the others.
 
-  What is dropped depends on the key and the shape alone, not on how arrays are
+  The dropped values depend only on the key and the shape, not on how arrays are
   split over devices.
 
   Args:
     x_BLD: floating-point values.
-    key: for the mask.
-    rate: the share of values to drop, which `share` rounds.
+    key: the key that draws the mask.
+    rate: the share of values to drop, which is rounded by `share`.
 
   Returns an array of the same shape and dtype; its expected value is `x_BLD`.
   Source: Srivastava et al. 2014, "Dropout".
   """
   dropped = share(rate)
   is_dropped_BLD = _mask(key, x_BLD.shape, dropped)
-  # XLA would move the zeros of a `jnp.where` out of the scan over layers, and
-  # each layer would read them from memory.
+  # `lax.select` is used, because XLA would move the zeros of a `jnp.where` out
+  # of the scan over layers, and each layer would then read them from memory.
   return lax.select(
     is_dropped_BLD,
     jnp.zeros_like(x_BLD),
@@ -65,23 +65,25 @@ def _mask(key, shape, dropped):
   """Draws which values are dropped, each with probability `dropped`.
 
   A value is dropped if a random number in [0, 1) is less than `dropped`, whose
-  denominator is a power of two. The numbers of 32 values are compared at once,
-  digit by digit: a word has one digit of each.
+  denominator is a power of two. The numbers for 32 values are compared at once,
+  digit by digit: a word contains one binary digit of each number.
 
-  Returns bool of the shape.
+  Returns a boolean array of the given shape.
   """
   batch, length, width = shape
   digits = dropped.denominator.bit_length() - 1
-  # A word has the bits of neighboring positions. It has those of one feature:
-  # features are contiguous in memory, and are computed as vectors.
+  # The bits of a word belong to neighboring positions of a single feature,
+  # because features are contiguous in memory, and are therefore processed as
+  # vectors of words.
   num_words = -(-length // WORD)
   words = batch, num_words, width
   drawn = jax.random.bits(key, (digits, *words), jnp.uint32)
 
-  # From the last digit to the first: a digit of the number decides, unless it
-  # equals that of `dropped`. Where the digit of `dropped` is 1, a number with a
-  # 0 is less. Where it is 0, a number with a 1 is not less. A drawn bit that is
-  # set stands for the digit 0 of its number.
+  # Digits are compared from the last to the first, so that earlier digits
+  # override later ones unless they are equal to the digit of `dropped`. If the
+  # digit of `dropped` is 1, a number with the digit 0 is less. If it is 0, a
+  # number with the digit 1 is not less. A drawn bit of 1 represents the digit 0
+  # of the number.
   is_less = jnp.zeros(words, jnp.uint32)
   for place in range(digits):
     if dropped.numerator >> place & 1:
@@ -89,8 +91,8 @@ def _mask(key, shape, dropped):
     else:
       is_less &= drawn[place]
 
-  # Kept in memory: it would be fused with what follows, and be drawn again for
-  # each bit of a word.
+  # The barrier stores the words in memory. Otherwise, they would be fused with
+  # the operations below, and drawn again for each bit of a word.
   is_less = lax.optimization_barrier(is_less)
 
   bits = jnp.arange(WORD, dtype=jnp.uint32)[None, None, :, None]

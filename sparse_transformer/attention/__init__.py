@@ -1,4 +1,4 @@
-"""Sparse attention: one contract, several backends, a plain reference."""
+"""Sparse attention: one interface, several backends, a plain reference."""
 
 from sparse_transformer.attention import (
   platforms as platforms,

@@ -11,30 +11,31 @@ from sparse_transformer.attention.dispatch import attend
 from sparse_transformer.patterns import Pattern, analysis
 from sparse_transformer.patterns.catalogue import Causal
 
-# What Flax may pass that changes nothing: the softmax is in float32 anyway.
+# Arguments that Flax may pass and that are ignored, because they change
+# nothing. For example, the softmax is always in float32 or wider.
 HARMLESS = "broadcast_dropout", "dropout_rng", "force_fp32_for_softmax"
 
 
 def as_attention_fn(
   patterns: Pattern | str | Sequence[Pattern | str], **settings: Any
 ) -> Callable[..., jax.Array]:
-  """An `attention_fn` for Flax, which runs `attend` with given patterns.
+  """Returns an `attention_fn` for Flax that calls `attend` with these patterns.
 
   The function is for `nnx.MultiHeadAttention` and
   `linen.MultiHeadDotProductAttention`. With `decode=True`, these layers pass
-  one query and the mask of their cache, [batch..., 1, 1, n]. The query's
-  position is that of the last key that the mask shows in any sequence.
-  Therefore at least one sequence must see the newest key. `dtype` and
-  `is_causal` are supported. Any other mask, a bias, attention dropout, a
-  `precision`, and storing the weights raise a ValueError.
+  one query and the mask of their cache, [batch..., 1, 1, n]. The query is then
+  taken to be at the position of the last key that any sequence may see, so at
+  least one sequence must see the newest key. `dtype` and `is_causal` are
+  supported. The function raises a ValueError for any other mask, a bias,
+  attention dropout, a `precision`, or a request to store the weights.
 
   Args:
     patterns: as in `attend`.
     settings: as in `attend`, except `first` and `return_lse`.
 
   Returns:
-    A function (query, key, value, ...) -> outputs, of arrays [batch..., n,
-    heads, width]. It raises a ValueError for an argument that it does not
+    A function (query, key, value, ...) -> outputs, whose arrays are [batch...,
+    n, heads, width]. It raises a ValueError for an argument that it does not
     support.
 
   Raises:
@@ -49,7 +50,7 @@ def as_attention_fn(
   """
   patterns_read = arguments.read_patterns(patterns)
 
-  # Linen passes only the arguments that it finds in the signature.
+  # Linen passes only arguments that are in the signature, so all are listed.
   def attention_fn(
     query,
     key,
@@ -71,7 +72,7 @@ def as_attention_fn(
     )
     for name, x in (keywords | refused).items():
       if x is not None and name not in HARMLESS:
-        raise ValueError(f"attend cannot honour {name}; leave it out")
+        raise ValueError(f"attend does not support {name}; leave it out")
     if dropout_rate > 0 and not deterministic:
       raise ValueError(
         f"attend has no attention dropout: set dropout_rate={dropout_rate} to"
@@ -80,7 +81,7 @@ def as_attention_fn(
 
     batch = query.shape[:-3]
     num_queries, num_heads, _ = query.shape[-3:]
-    # All axes of the batch become one.
+    # All batch axes are merged into one.
     merged = (-1,) if batch else ()
     q, k, v = (
       x.astype(dtype or x.dtype).reshape(merged + x.shape[-3:])
@@ -99,9 +100,8 @@ def as_attention_fn(
       is_of_cache = num_queries == 1 and jnp.shape(mask)[-3:] == (1, 1, n)
       if not is_of_cache or "segments_BL" in settings:
         raise ValueError(
-          "attend cannot honour a mask: say which pairs there are by a"
-          " pattern, or call attend with segments_BL for padding and packed"
-          " documents"
+          "attend does not support a mask: describe the pairs by a pattern, or"
+          " call attend with segments_BL for padding and packed documents"
         )
       mask_BM = jnp.broadcast_to(mask, batch + (1, 1, n)).reshape(-1, n)
       options = settings | _of_cache(mask_BM)
@@ -112,16 +112,17 @@ def as_attention_fn(
 
 
 def _of_cache(mask_BM):
-  """The position and the segments of a query, from the mask of a cache.
+  """Finds the position and the segments of a query from a cache's mask.
 
   Args:
-    mask_BM: the keys that each sequence may see.
+    mask_BM: bool [B, M], the keys that each sequence may see.
 
   Returns:
-    Arguments of `attend`: `first`, and segments that are 0 for these keys and
-    for the query, and -1 for others.
+    The arguments `first` and `segments_BL` of `attend`. Segments are 0 for the
+    query and for the keys that it may see, and -1 for other keys.
   """
-  # The last position that any sequence may see is the one just written.
+  # The last position that any sequence may see is the one that was just
+  # written.
   first = jnp.where(mask_BM, jnp.arange(mask_BM.shape[1])[None], 0).max()
   of_keys = jnp.where(mask_BM, 0, -1).astype(jnp.int32)
   segments = arguments.Segments(0 * of_keys[:, :1], of_keys)

@@ -1,4 +1,4 @@
-"""The arguments of `attend`: an invalid one is a ValueError of one line."""
+"""Checks of the arguments of `attend`, which raise a one-line ValueError."""
 
 import math
 import operator
@@ -18,7 +18,7 @@ DTYPES = "bfloat16", "float16", "float32", "float64"
 
 
 class Segments(NamedTuple):
-  """The segments of queries and of keys, where they differ."""
+  """The segments of queries and of keys, if they differ."""
 
   of_queries: jax.Array  # [B, L]
   of_keys: jax.Array  # [B, M]
@@ -34,12 +34,12 @@ def check_arrays(
   """Checks the arrays of `attend`.
 
   Args:
-    q_BLHK, k_BMGK, v_BMGE: as in `attend`, also without a batch axis.
-    segments_BL: as in `attend`; or `Segments`, which are not checked.
+    q_BLHK, k_BMGK, v_BMGE: as in `attend`, with or without a batch axis.
+    segments_BL: as in `attend`, or `Segments`, which are not checked.
     first: as in `attend`.
 
   Returns:
-    Queries and keys with a batch axis, and `first` as an int32 or None.
+    Queries and keys with a batch axis, and `first` as an int32 scalar or None.
 
   Raises:
     ValueError: a dtype, a shape or a value is invalid.
@@ -64,14 +64,14 @@ def check_arrays(
   if segments_BL is None:
     return Queries(q), Keys(k, v), first
 
-  # From `adapters`, where the mask of a cache becomes segments.
+  # `adapters` passes `Segments`, into which it converts the mask of a cache.
   if isinstance(segments_BL, Segments):
     query_segments = segments_BL.of_queries[..., None]
     key_segments = segments_BL.of_keys[..., None]
     return Queries(q, query_segments), Keys(k, v, key_segments), first
 
-  # [B, M, 1], with one head for all, so that segments are arranged, cut and
-  # sent as arrays of keys are.
+  # Segments become [B, M, 1], with one head for all, so that they can be
+  # arranged, cut and sent like arrays of keys.
   segments = _check_segments(segments_BL, k.shape[is_unbatched:2])
   if is_unbatched:
     segments = segments[None]
@@ -82,20 +82,20 @@ def check_arrays(
 
 
 def _find_fault(q, k, v, is_slice):
-  """What is wrong with queries, keys and values; None if nothing is."""
+  """Returns what is wrong with queries, keys and values, or None."""
   arrays = q, k, v
   if not all(isinstance(x, jax.Array | np.ndarray) for x in arrays):
     return "q, k, v must be arrays"
   dtypes = [str(x.dtype) for x in arrays]
   if not set(dtypes) <= set(DTYPES) or dtypes[0] != dtypes[1]:
     known = ", ".join(DTYPES)
-    return f"q, k, v must be among {known}, and q and k of the same dtype"
+    return f"q, k, v must be {known}, and q and k must have the same dtype"
 
   if {x.ndim for x in arrays} not in ({3}, {4}):
     return "q, k, v must be [batch, n, heads, width], or all without batch"
   sizes = [size for x in arrays for size in x.shape[-3:]]
   if not all(isinstance(size, int) for size in sizes):
-    return "only the batch may be symbolic"
+    return "only the batch size may be symbolic"
   if not all(q.shape + v.shape):
     return "q, k, v must not be empty"
 
@@ -104,15 +104,15 @@ def _find_fault(q, k, v, is_slice):
   is_alike = key_batch == batch and key_width == width
   if not is_alike or k.shape[:-1] != v.shape[:-1]:
     return (
-      "q and k must have the same shape but for heads, and v may differ from k"
-      " in width only"
+      "q and k must have the same shape except for heads, and v may differ from"
+      " k only in width"
     )
   if length > longest or length < longest and not is_slice:
     return (
-      f"q has {length} positions and k {longest}; cross-attention between"
-      " sequences of different lengths is not supported; for queries at some"
-      " positions of the keys, pass attend(..., first=), the position of the"
-      " first query"
+      f"q has {length} positions and k has {longest}; cross-attention between"
+      " sequences of different lengths is not supported; if the queries are at"
+      " some positions of the keys, pass the position of the first query,"
+      " attend(..., first=)"
     )
   if num_heads % num_key_heads:
     return (
@@ -123,39 +123,43 @@ def _find_fault(q, k, v, is_slice):
 
 
 def _check_segments(segments, shape):
-  """Segments as int32; a ValueError unless they are integers of a shape."""
+  """Returns segments as int32. Raises ValueError if they are invalid."""
   x = segments
   if not isinstance(x, jax.Array):
     x = np.asarray(x)
   is_valid = x.shape == shape and x.dtype.kind in "iu"
-  # Wrapped around, two documents might get one number.
+  # If larger integers wrapped around, two documents could get the same ID.
   if is_valid and x.dtype.itemsize > 4:
     is_known = not isinstance(x, jax.core.Tracer)
     is_valid = is_known and np.array_equal(x, x.astype(np.int32))
   if not is_valid:
     raise ValueError(
       f"segments must be integers {list(shape)}, one for each position, got"
-      f" {type_of(x)}; they must fit in 32 bits, and be of 32 bits if they are"
-      " traced: number the documents"
+      f" {type_of(x)}; they must fit in 32 bits, and have at most 32 bits if"
+      " traced; number the documents from 0"
     )
   return jnp.asarray(x, jnp.int32)
 
 
 def is_floating(x: Any, shape: tuple[Any, ...]) -> bool:
-  """Whether x is a floating-point array of a shape."""
+  """Returns whether x is a floating-point array of the given shape."""
   is_array = isinstance(x, jax.Array | np.ndarray) and x.shape == shape
   return is_array and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def type_of(x: Any) -> str:
-  """The dtype and shape of an array, or the type of another object."""
+  """Returns the dtype and shape of an array, or the type of other objects."""
   if hasattr(x, "dtype"):
     return f"{x.dtype} {list(x.shape)}"
   return type(x).__name__
 
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
-  """The index, an int if it is not traced; a ValueError if it is invalid."""
+  """Checks and returns an index, as an int unless it is traced.
+
+  Raises ValueError if it is not an integer from 0 to `stop` - 1. `why` ends the
+  message.
+  """
   try:
     if isinstance(index, jax.core.Tracer):
       if index.shape or index.dtype.kind not in "iu":
@@ -173,33 +177,33 @@ def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
 
 
 def check_scores(scale: float | None, softcap: float) -> Scores:
-  """The scores of `attend`; a ValueError if an argument is invalid."""
+  """Returns the `Scores` of `attend`. Raises ValueError if one is invalid."""
   try:
     factor = None if scale is None else float(scale)
     cap = float(softcap)
   except (TypeError, ValueError, OverflowError):
-    factor = cap = math.nan  # which fails the check below, with its message
+    factor = cap = math.nan  # NaN fails the check below, which raises the error
 
-  # Within these bounds, float32 holds the products and quotients of both.
+  # Within these bounds, products and quotients of the two fit in float32.
   sizes = [abs(x) for x in (factor or 0, cap)]
   if not all(x == 0 or 1e-18 <= x <= 1e18 for x in sizes) or cap < 0:
     # The repr of a traced number may have several lines.
     words = " ".join(f"{scale=} and {softcap=}".split())
     raise ValueError(
-      f"{shorten(words)} must each be 0, or a number from 1e-18 to 1e18 in size"
-      " that is known before tracing, and softcap not negative, 0 for none; for"
-      " a traced scale, multiply q by it"
+      f"{shorten(words)} must each be 0, or a number of size 1e-18 to 1e18 that"
+      " is known before tracing; softcap must not be negative, and 0 means"
+      " none; instead of a traced scale, multiply q by it"
     )
   return Scores(factor, cap)
 
 
 def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
-  """The sinks of `attend`; a ValueError if they are invalid."""
+  """Returns the sinks of `attend`. Raises ValueError if they are invalid."""
   sinks = jnp.asarray(sinks_H)
   if not is_floating(sinks, (num_heads,)):
     raise ValueError(
-      f"sinks must be [{num_heads}] numbers in floating point, one for each"
-      f" query head, got {type_of(sinks)}"
+      f"sinks must be [{num_heads}] with a floating-point dtype, one number for"
+      f" each query head, got {type_of(sinks)}"
     )
   return sinks
 
@@ -207,35 +211,47 @@ def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
 def check_bias(
   bias_HD: jax.Array, patterns: Sequence[Pattern], length: int, dtype: Any
 ) -> jax.Array:
-  """The bias of `attend` to add to scores; a ValueError if it is invalid.
+  """Checks the bias of `attend`, and converts it to the dtype of scores.
 
   Args:
     bias_HD: as in `attend`.
-    patterns: of the query heads.
+    patterns: the patterns of the query heads.
     length: number of keys, n.
-    dtype: of the queries.
+    dtype: the dtype of the queries.
+
+  Returns:
+    The bias [H, distances], in the dtype of the queries or float32, whichever
+    is wider.
+
+  Raises:
+    ValueError: the bias is invalid, or a pattern is content-based.
   """
   bias = jnp.asarray(bias_HD)
-  # Odd, so that distance 0 is in the middle.
+  # The size is odd, so that distance 0 is in the middle.
   least = 2 * length - 1
   size = max(least, bias.shape[-1] if bias.ndim else 0)
   if size % 2 == 0 or not is_floating(bias, (len(patterns), size)):
     raise ValueError(
-      f"bias must be [{len(patterns)}, {least}] numbers in floating"
-      " point, one for each query head and distance, or a larger odd number of"
-      f" distances, got {type_of(bias)}"
+      f"bias must be [{len(patterns)}, {least}] with a floating-point dtype,"
+      " one number for each query head and distance, or have more distances,"
+      f" in an odd number, got {type_of(bias)}"
     )
 
   for pattern in patterns:
     if pattern.contents():
-      raise ValueError(f"{shorten(pattern)} is content-based: it takes no bias")
+      raise ValueError(
+        f"{shorten(pattern)} is content-based, so attend cannot add a bias"
+      )
   return bias.astype(np.promote_types(dtype, np.float32))
 
 
 def patterns_of_heads(
   patterns: Pattern | str | Sequence[Pattern | str], num_heads: int, length: int
 ) -> tuple[Pattern, ...]:
-  """The patterns of `attend`, one per head; a ValueError if any is invalid."""
+  """Returns the patterns of `attend`, one per head.
+
+  Raises ValueError if a pattern is invalid, or if their number is wrong.
+  """
   heads = read_patterns(patterns)
   if not isinstance(heads, tuple):
     heads = (heads,) * num_heads
@@ -252,20 +268,23 @@ def patterns_of_heads(
 def read_patterns(
   patterns: Pattern | str | Sequence[Pattern | str],
 ) -> Pattern | tuple[Pattern, ...]:
-  """A pattern, or one per head; a ValueError if there is anything else."""
+  """Reads a pattern, or a tuple of one per head.
+
+  Raises ValueError if anything is neither a pattern nor the text of one.
+  """
   if isinstance(patterns, tuple | list):
     return tuple(map(_pattern_of, patterns))
   return _pattern_of(patterns)
 
 
 def _pattern_of(pattern):
-  """A pattern, or the one that a text names."""
+  """Returns a pattern, or reads it from text."""
   if isinstance(pattern, Pattern):
     return pattern
   if not isinstance(pattern, str):
     raise ValueError(
-      f"{shorten(repr(pattern))} is not a pattern: pass one, as a Pattern or as"
-      " text, or a tuple with one per head"
+      f"{shorten(repr(pattern))} is not a pattern: pass a Pattern, its text, or"
+      " a tuple with one of these per head"
     )
   named = [head for factor in parse(pattern) for head in factor]
   if len(named) > 1:
@@ -277,7 +296,10 @@ def _pattern_of(pattern):
 
 
 def check_tile(tile: int, length: int) -> int:
-  """The tile, no larger than the smallest one that holds all positions."""
+  """Checks a tile, and returns one that is not needlessly large.
+
+  The result is at most the smallest tile that contains all positions.
+  """
   if not isinstance(tile, int | np.integer) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")
   return contract.fit_tile(int(tile), length)

@@ -1,10 +1,10 @@
-"""The heads of a cache with one pattern: what is kept, and attention of a step.
+"""The part of a cache for heads with one pattern, and attention of one step.
 
-A key keeps a slot from its own position until the last query that attends to
-it. For content-based pairs, all keys and buckets are kept.
+A key occupies a slot from its own position until the last query that attends to
+it. For content-based patterns, all keys and buckets are kept.
 
-Axes: C key heads of a group, each with R of its query heads; S slots and one
-more, which takes keys that nothing reads.
+Axes: C KV heads of a group, each with R of its query heads; S slots, and one
+more into which keys are written that no query reads.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from sparse_transformer.patterns.content import Content, Known
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
-  """The slots of keys of a causal pattern over n steps, as few as can be.
+  """The slots of keys of a causal pattern over n steps, as few as possible.
 
-  A slot is like a register, and a key like a value that is live until its last
-  reader: taking the slot that is free first needs no more slots than there are
-  keys at once.
+  This is like register allocation: a slot is a register, and a key is a value
+  that is live until its last reader. Reusing the slot that became free first
+  needs no more slots than the largest number of keys that are live at once.
   """
 
   # int32 [n], the slot of each key; `size` for keys without a reader.
@@ -39,10 +39,13 @@ class CachePlan:
   # int [n], the last query that may attend to each key, -1 for none.
   last: np.ndarray
   size: int  # number of slots
-  most_keys: int  # of a query
+  most_keys: int  # the largest number of keys of a query
 
   def held(self, stop: int) -> np.ndarray:
-    """The key in each slot before step `stop`, -1 for none, [size + 1]."""
+    """Returns the key in each slot before step `stop`, int32 [size + 1].
+
+    Empty slots are -1.
+    """
     keys = np.flatnonzero(self.last[:stop] >= stop)
     held = np.full(self.size + 1, -1, np.int32)
     held[self.slots[keys]] = keys
@@ -51,7 +54,7 @@ class CachePlan:
 
 @functools.lru_cache(maxsize=256)
 def plan_cache(pattern: Pattern, n: int) -> CachePlan:
-  """The plan of a pattern; a ValueError if it is not causal.
+  """Plans the slots of a pattern. Raises ValueError if it is not causal.
 
   >>> from sparse_transformer.patterns import Local
   >>> plan_cache(Local(2), 5).slots.tolist()
@@ -62,14 +65,15 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
       f"{pattern} lets queries see later keys, so it cannot be decoded step by"
       " step; use a causal pattern"
     )
-  # Buckets may depend on any earlier key.
+  # Buckets may depend on any earlier key, so content-based patterns keep all.
   kept = Causal() if pattern.contents() else pattern
   last = analysis.last_readers(kept, n)
 
-  # A slot is free once its key has had its last reader.
+  # A slot becomes free after the last reader of its key.
   slots = np.full(n, -1, np.int32)
   size = 0
-  freed: list[tuple[int, int]] = []  # heap: (position, slot free from there on)
+  # heap: (first position at which it is free, slot)
+  freed: list[tuple[int, int]] = []
   for key in np.flatnonzero(last >= np.arange(n)).tolist():
     if freed and freed[0][0] <= key:
       _, slot = heapq.heappop(freed)
@@ -79,7 +83,8 @@ def plan_cache(pattern: Pattern, n: int) -> CachePlan:
     slots[key] = slot
     heapq.heappush(freed, (int(last[key]) + 1, slot))
 
-  # One slot more, so that every key can be written somewhere.
+  # One more slot receives the keys without a reader, since every key is
+  # written.
   slots[slots < 0] = size
   return CachePlan(
     slots=slots,
@@ -96,7 +101,8 @@ class Group:
 
   k: jax.Array  # [layers, B, C, S + 1, K]
   v: jax.Array  # [layers, B, C, S + 1, E]
-  positions: jax.Array  # int32 [S + 1], of the key in each slot, -1 for none
+  # int32 [S + 1], the position of the key in each slot, -1 for none
+  positions: jax.Array
   buckets: tuple[jax.Array, ...]  # int32 [layers, B, C R, n, buckets]
   pattern: Pattern = dataclasses.field(metadata=contract.STATIC)
   heads: tuple[int, ...] = dataclasses.field(metadata=contract.STATIC)  # C R
@@ -116,20 +122,23 @@ class Group:
     positions: Any,
     directions: Mapping[Pattern, jax.Array],
   ) -> "Group":
-    """The group with more keys of one layer.
+    """Returns the group, with more keys of one layer written to it.
 
     Args:
       layer: the layer.
       start: the first position of the arrays.
-      arrays: q, which may be None without buckets, k and v [B, L, heads, ...].
-      slots: those that are written, an integer or int32 [slots].
-      positions: those whose keys they get; -1 for an arbitrary key.
+      arrays: q, k and v, [B, L, heads, ...]; q may be None if there are no
+        buckets.
+      slots: the slots that are written, an integer or int32 [slots].
+      positions: the position whose key is written to each slot; -1 writes an
+        arbitrary key.
       directions: as in `attend`.
     """
     q_BLHK, k_BLGK, v_BLGE = arrays
     key_heads = np.array(self.key_heads)
 
-    # Slots come first: an index array between slices moves its axis there.
+    # The axis of slots comes first, because an index array between slices moves
+    # its axis to the front.
     def put(x, new_BLGK):
       new_LBCK = jnp.moveaxis(new_BLGK[:, :, key_heads], 1, 0)
       rows = jnp.take(new_LBCK, positions - start, axis=0, mode="clip")
@@ -138,8 +147,9 @@ class Group:
     k = put(self.k, k_BLGK)
     v = put(self.v, v_BLGE)
 
-    # Labels are found once, when a position is written. All earlier keys are
-    # at hand: with buckets, each key has a slot of its own, in order.
+    # Buckets are found once, when a position is written. This may use all
+    # earlier keys: if a pattern has buckets, each key has a slot of its own, in
+    # the order of positions.
     buckets = []
     own_directions = self._own(directions)
     for content, earlier in zip(
@@ -171,15 +181,17 @@ class Group:
     scores: contract.Scores,
     bias_HD: jax.Array | None = None,
   ) -> online_softmax.Softmax:
-    """Attention of one query per head at position t, whose keys are written.
+    """Computes attention for one query per head, at position t.
+
+    The keys of position t must have been written.
 
     Args:
       layer: the layer.
       t: the position, int32.
       q_BHK: the queries of all heads.
       directions: as in `attend`.
-      scores: how scores follow from products.
-      bias_HD: the bias of all heads; None for none.
+      scores: how scores are computed from products.
+      bias_HD: the bias of all heads, or None.
 
     Returns:
       (out [B, C R, E], lse [B, C R]), in float32 or wider.
@@ -188,14 +200,15 @@ class Group:
     batch, num_heads, width = q_BHK.shape
     dtype = np.promote_types(q_BHK.dtype, np.float32)
 
-    # Keys that are left in a slot after their last reader are masked.
+    # The mask excludes keys that remain in a slot after their last reader.
     mask = self._mask(layer, t)
     k = self.k[layer]
     v = self.v[layer]
     k_at = self.positions
 
-    # Where few slots have keys of the query, only those are read.
-    num_keys = max(1, self.plan.most_keys)  # a maximum needs one
+    # If few slots contain keys of the query, only those slots are read.
+    # at least one, for the maximum of scores
+    num_keys = max(1, self.plan.most_keys)
     is_same_for_all = mask.shape[:2] == (1, 1)
     if is_same_for_all and 2 * num_keys <= self.plan.size:
       mask, slots = lax.top_k(mask, num_keys)
@@ -226,7 +239,7 @@ class Group:
     return out, lse
 
   def _own(self, directions):
-    """The directions of these heads."""
+    """Returns the directions of the heads in this group."""
     heads = np.array(self.heads)
     return {
       content: x if np.shape(x)[-3] == 1 else jnp.asarray(x)[..., heads, :, :]
@@ -234,7 +247,10 @@ class Group:
     }
 
   def _mask(self, layer, t):
-    """The slots with keys of the query at t: [B or 1, C R or 1, S + 1]."""
+    """Returns which slots contain keys of the query at t.
+
+    The result is bool [B or 1, C R or 1, S + 1].
+    """
     bound = self.pattern
     if self.buckets:
       contents = self.pattern.contents()
@@ -244,20 +260,21 @@ class Group:
       ]
       bound = self.pattern.bind(binding.unions(self.pattern, sets))
 
-    # In the mask of a bound pattern, positions have axes of batch and heads.
+    # The mask of a bound pattern takes positions with axes of batch and heads.
     query = t.reshape(1, 1, 1, 1)
     keys = self.positions.reshape(1, 1, 1, -1)
     mask = (bound.mask(query, keys) & (keys >= 0))[:, :, 0]
 
-    # Otherwise it is computed for each use.
+    # Without this barrier, the compiler would compute the mask again for each
+    # use.
     return lax.optimization_barrier(mask)
 
 
 def num_buckets(content: Content, n: int, width: int) -> int:
-  """The number of buckets of a position; `width` is K."""
+  """Returns the number of buckets of a position; `width` is K."""
   shape = content.given_shape(1, 1, 1, width)
 
-  # From shapes alone: nothing is computed.
+  # This uses only shapes, and computes nothing.
   arrays = jax.eval_shape(
     lambda: Known(
       jnp.zeros((1, 1, 1, width)),

@@ -1,4 +1,4 @@
-"""The contract between `attend` and its backends, which run plans."""
+"""The interface between `attend` and its backends, which run plans."""
 
 import abc
 import dataclasses
@@ -18,33 +18,34 @@ from sparse_transformer.attention.orders import (
 )
 from sparse_transformer.patterns import Layout, Pattern
 
-# For `jax.checkpoint_policies.save_only_these_names`: what the backward pass
-# needs besides queries, keys and values.
+# Names for `jax.checkpoint_policies.save_only_these_names`. The backward pass
+# needs these arrays besides queries, keys and values.
 SAVED_NAMES = "attention_out", "attention_lse", "attention_buckets"
 
 SMALLEST_TILE = 32  # positions
 
-Axes = tuple[str, ...]  # of a mesh
-Heads = tuple[int, ...]  # numbers of heads
+Axes = tuple[str, ...]  # names of axes of a mesh
+Heads = tuple[int, ...]  # indices of heads
 
 
 class Split(NamedTuple):
-  """The axes of the mesh that split arrays [B, L, H, ...]."""
+  """The mesh axes that split arrays [B, L, H, ...]."""
 
   sequences: Axes = ()
   positions: Axes = ()
   heads: Axes = ()
-  # Those that have divided positions, if the caller is within `jax.shard_map`.
+  # If the caller is within `jax.shard_map`, the axes along which it has already
+  # split positions.
   within: Axes = ()
 
   @property
   def over_positions(self) -> Axes:
-    """The axes that divide positions, here or around the caller."""
+    """The axes that split positions, here or around the caller."""
     return self.within or self.positions
 
   @property
   def spec(self) -> PartitionSpec:
-    """How `jax.shard_map` splits arrays [B, L, H, ...]."""
+    """The spec with which `jax.shard_map` splits arrays [B, L, H, ...]."""
     return PartitionSpec(
       self.sequences or None,
       self.positions or None,
@@ -54,18 +55,18 @@ class Split(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """How scores follow from products of queries and keys."""
+  """How scores are computed from products of queries and keys."""
 
-  scale: float | None = None  # their factor; None for 1 / sqrt(K)
-  softcap: float = 0.0  # c, for c tanh(score / c); 0 for none
+  scale: float | None = None  # factor of the products; None for 1 / sqrt(K)
+  softcap: float = 0.0  # c in c tanh(score / c); 0 for no soft cap
 
   def factor(self, width: int) -> float:
-    """The factor for a width of queries and keys."""
+    """Returns the factor for queries and keys of width K."""
     return 1 / math.sqrt(width) if self.scale is None else self.scale
 
 
 class Features(NamedTuple):
-  """Parts of a request that a backend may lack."""
+  """Features of a request that a backend may not support."""
 
   segments: bool
   softcap: bool
@@ -78,32 +79,33 @@ class Features(NamedTuple):
 
   @property
   def asked(self) -> list[str]:
-    """The names of those that are asked for, in words."""
+    """The names of the requested features, in words."""
     asked = [name for name, is_asked in self._asdict().items() if is_asked]
     return [name.replace("_", " ") for name in asked]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-  """What `attend` was asked for: all that a backend may look at.
+  """A call of `attend`, described by everything that a backend may use.
 
-  `attend` makes one. Each device gets one of its own sequences and heads.
-  `first` is not part of it, since it may be traced: see `vjp`.
+  `attend` makes one for the entire call. Each device then gets a request for
+  its own sequences and heads. `first` is not included, because it may be
+  traced; see `vjp`.
   """
 
   patterns: tuple[Pattern, ...]  # one for each query head
   batch: int | None  # number of sequences, B; None if it is symbolic
   length: int  # positions of a sequence on all devices, n
-  num_key_heads: int  # heads of keys and values, G
+  num_key_heads: int  # number of KV heads, G
   qk_width: int  # width of a head's queries and keys, K
   value_width: int  # width of a head's values, E
-  dtype: str  # of queries and keys
+  dtype: str  # dtype of queries and keys
   value_dtype: str
-  platform: str = ""  # of `platforms.PLATFORMS`, or "" for any other
+  platform: str = ""  # one of `platforms.PLATFORMS`, or "" for any other
   tile: int = 0  # positions on a side of a tile; 0 lets the backend choose
   scores: Scores = Scores()
   split: Split = Split()
-  segments: bool = False  # whether pairs are within segments only
+  segments: bool = False  # whether queries attend only within their segments
   sinks: bool = False  # whether heads have sinks
   bias: bool = False  # whether scores have a bias by distance
   lse: bool = False  # whether the log-sum-exp is also returned
@@ -115,12 +117,12 @@ class Request:
 
   @property
   def group(self) -> int:
-    """The number of query heads that share a key head."""
+    """The number of query heads that share a KV head."""
     return self.num_heads // self.num_key_heads
 
   @property
   def features(self) -> Features:
-    """Which features are asked for."""
+    """Which features the request needs."""
     return Features(
       segments=self.segments,
       softcap=self.scores.softcap > 0,
@@ -136,44 +138,47 @@ class Request:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Plan:
-  """How a backend runs one part of a pattern, or all parts of all heads."""
+  """How a backend runs one part of a pattern, or all patterns at once."""
 
-  # A `Pattern` whose `mask`, on original positions, is applied in partial
-  # tiles, bound to arrays if it follows the content; None if the tables have
-  # these pairs.
+  # A `Pattern` whose `mask` is applied to the original positions in partial
+  # tiles. It is bound to arrays if it is content-based. None if the tables
+  # contain the pairs of partial tiles.
   pattern: Any = dataclasses.field(metadata=STATIC)
   tile: int = dataclasses.field(metadata=STATIC)  # positions on a side
-  tables: Any  # a pytree of the backend's: which tiles it processes, and when
+  tables: Any  # a pytree defined by the backend: the tiles and their order
   # The orders in which queries and keys are cut into tiles.
   queries: Arrangement = NATURAL
   keys: Arrangement = NATURAL
   scores: Scores = dataclasses.field(default=Scores(), metadata=STATIC)
-  # Whether nothing is added to its results, so that they may be rounded.
+  # Whether the results are final, so that they may be rounded: no results of
+  # other plans or devices are added to them.
   is_whole: bool = dataclasses.field(default=False, metadata=STATIC)
 
 
-Plans = Sequence[tuple[Plan, Heads]]  # each with its heads
+Plans = Sequence[tuple[Plan, Heads]]  # plans with their heads
 
 
 class Unsupported(NotImplementedError, ValueError):
-  """A backend cannot run a case that another backend may be able to run."""
+  """The backend cannot run this case, but another backend may."""
 
 
 class Queries(NamedTuple):
-  """Queries [B, L, H, ...], or tiles of them; all but q may be missing."""
+  """Queries [B, L, H, ...], or tiles of queries; all but q are optional."""
 
   q: jax.Array  # the queries
-  # int32 [B, L, 1], their segments, whose keys are the only ones they have.
+  # int32 [B, L, 1], the segments of queries. A query attends only to keys of
+  # the same segment.
   segments: jax.Array | None = None
-  # In the backward pass: the gradients of their outputs, their log-sum-exp over
-  # all pairs, which is finite, and dout · out less the gradients of lse.
+  # For the backward pass only: the gradients of the outputs; the log-sum-exp
+  # over all pairs, which must be finite; and delta = dout · out - dlse, where
+  # dlse are the gradients of the log-sum-exp.
   dout: Any = None
   lse: Any = None
   delta: Any = None
 
 
 class Keys(NamedTuple):
-  """Keys and their values [B, M, G, ...], or tiles of them."""
+  """Keys and values [B, M, G, ...], or tiles of these."""
 
   k: jax.Array
   v: jax.Array
@@ -181,64 +186,70 @@ class Keys(NamedTuple):
 
 
 class Runner(Protocol):
-  """Runs attention, plan by plan."""
+  """Runs attention for one plan at a time."""
 
   @abc.abstractmethod
   def forward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, jax.Array]:
-    """(out_BLHE, lse_BLH) over the pairs of a plan within segments.
+    """Returns (out_BLHE, lse_BLH) over a plan's pairs within segments.
 
-    All arrays are in its orders. A query without keys gets 0, -inf.
+    All arrays are in the orders of the plan. A query without keys gets output 0
+    and log-sum-exp -inf.
     """
 
   @abc.abstractmethod
   def backward(
     self, plan: Plan, queries: Queries, keys: Keys
   ) -> tuple[jax.Array, ...]:
-    """(dq_BLHK, dk_BMGK, dv_BMGE, ...) of the pairs of a plan.
+    """Returns the gradients (dq_BLHK, dk_BMGK, dv_BMGE, ...) of a plan.
 
-    With s the scores: p = exp(s - lse) and ds = p * (dout v^T - delta). The
-    gradient of a bias follows, if there is one.
+    The weights are p = exp(s - lse), where s are the scores. The gradients of
+    the scores are ds = p * (dout v^T - delta). If there is a bias, its gradient
+    is the last result.
     """
 
 
 class Backend(Runner, Protocol):
-  """Makes plans of a request, and runs them; a base class of backends."""
+  """The base class of backends, which make plans for a request and run them."""
 
-  # The smallest tile to choose where positions are split over devices.
+  # The smallest tile that may be chosen if positions are split over devices.
   smallest_tile: int = SMALLEST_TILE
 
   @abc.abstractmethod
   def unsupported(self, request: Request) -> str | None:
-    """Why a request cannot run, which ends an error message; None if it can."""
+    """Returns why a request cannot run, or None if it can.
+
+    The reason is the end of an error message.
+    """
 
   @abc.abstractmethod
   def tile_size(self, part: Pattern, request: Request) -> int:
-    """The tile of a part that runs with the request's patterns.
+    """Returns the tile of a part of one of the request's patterns.
 
-    It is `request.tile` or, if that is 0, a choice.
+    The tile is `request.tile` or, if that is 0, chosen by the backend.
     """
 
   @abc.abstractmethod
   def plans(self, request: Request) -> Plans:
-    """Plans that together cover the pairs of the request's patterns."""
+    """Returns plans that together cover all pairs of the request's patterns."""
 
   def device_tables(
     self, part: Pattern, layouts: Sequence[Layout], request: Request
   ) -> list[Any]:
-    """The tables of a part for each device, all of the same shapes.
+    """Returns the tables of a part for each device, all with equal shapes.
 
-    Needed only where positions are split.
+    This is needed only if positions are split over devices.
 
     Args:
       part: the part of a pattern.
-      layouts: the tiles of each device, by place on it. Positions in
-        `query_order` and `key_order` are -1 for padding, and fill whole tiles.
-      request: its heads are those with this part.
+      layouts: the tiles of each device, in the device's own orders. These
+        orders, `query_order` and `key_order`, fill whole tiles and are padded
+        with -1.
+      request: a request for the heads with this part.
 
     Raises:
-      Unsupported: this backend cannot run where positions are split.
+      Unsupported: this backend does not support positions split over devices.
     """
     raise Unsupported(
       "the backend cannot split positions over devices; use another one"
@@ -246,16 +257,22 @@ class Backend(Runner, Protocol):
 
 
 def bias_at(bias_HD: jax.Array, distances: Any) -> jax.Array:
-  """The bias [H, ...] at distances q - k, 0 in the middle of the array."""
+  """Returns the bias [H, ...] at distances q - k.
+
+  Distance 0 is in the middle of `bias_HD`.
+  """
   middle = bias_HD.shape[1] // 2
   return bias_HD[:, middle + distances]
 
 
 def fit_tile(tile: int, n: int) -> int:
-  """The tile, or a smaller one, of at least 32, that n positions fit in."""
+  """Returns `tile`, or less if n positions fit into a smaller tile.
+
+  The result is at least 32, unless `tile` is less.
+  """
   return min(tile, max(SMALLEST_TILE, 1 << (n - 1).bit_length()))
 
 
 def name_saved(*results: jax.Array) -> tuple[jax.Array, ...]:
-  """(out, lse) under `SAVED_NAMES`, for rematerialization."""
+  """Names (out, lse) by `SAVED_NAMES`, for rematerialization."""
   return tuple(map(checkpoint_name, results, SAVED_NAMES))

@@ -24,11 +24,11 @@ from sparse_transformer.patterns import Pattern
 class Cache:
   """The keys and values that later positions may attend to; a pytree.
 
-  Its sequences are at the same position, and each is one document.
+  All sequences are at the same position, and each one is a single document.
   """
 
   groups: tuple[cached_group.Group, ...]
-  # One per query head.
+  # One pattern per query head.
   patterns: tuple[Pattern, ...] = dataclasses.field(metadata=contract.STATIC)
   num_key_heads: int = dataclasses.field(metadata=contract.STATIC)
   length: int = dataclasses.field(metadata=contract.STATIC)  # positions, n
@@ -49,12 +49,14 @@ def init_cache(
   """Makes an empty cache, with as many slots as the patterns need.
 
   Args:
-    patterns: as in `attend`; causal.
-    length: positions of a sequence, prompt included, n.
+    patterns: as in `attend`; they must be causal.
+    length: number of positions of a sequence including the prompt, n.
     batch: number of sequences, B.
-    num_heads, num_key_heads: of queries, H, and of keys, G; by default H.
-    qk_width, value_width: of queries and keys, K, and values, E; by default K.
-    dtype: of the keys and values that are kept.
+    num_heads, num_key_heads: number of query heads, H, and of KV heads, G,
+      which is H by default.
+    qk_width, value_width: width of queries and keys, K, and of values, E, which
+      is K by default.
+    dtype: dtype of the cached keys and values.
     layers: number of layers with these patterns.
 
   Returns:
@@ -85,12 +87,13 @@ def init_cache(
     )
   patterns_H = arguments.patterns_of_heads(patterns, num_heads, length)
 
-  # Heads with one pattern keep the same keys, and share a plan of slots.
+  # Heads with the same pattern keep the same keys, so they share a plan of
+  # slots.
   groups = []
   by_pattern = group_heads([(pattern,) for pattern in patterns_H])
   for pattern, heads in by_pattern.items():
     own_key_heads = key_heads(heads, num_heads // num_key_heads)
-    # The last slot takes keys that nothing reads.
+    # The last slot receives keys that no query reads.
     size = cached_group.plan_cache(pattern, length).size + 1
     slots = layers, batch, len(own_key_heads), size
 
@@ -127,37 +130,38 @@ def fill_cache(
   layer: jax.Array | int = 0,
   directions: binding.Directions | None = None,
 ) -> Cache:
-  """Puts the first positions of sequences, the prompt, into an empty cache.
+  """Writes the first positions of sequences, the prompt, to an empty cache.
 
-  For the outputs of the prompt, call `attend`.
+  This computes no outputs for the prompt; call `attend` for these.
 
   See `init_cache` for an example.
 
   Args:
-    cache: from `init_cache`, without positions in this layer.
-    q_BLHK, k_BLGK, v_BLGE: queries, which may be None unless a pattern is
-      content-based, keys and values [batch, positions, heads, ..].
-    layer: the layer of the cache that is filled; may be traced.
+    cache: a cache from `init_cache`, without positions in this layer.
+    q_BLHK, k_BLGK, v_BLGE: queries, keys and values [batch, positions, heads,
+      ..]. The queries may be None unless a pattern is content-based.
+    layer: index of the layer to fill; it may be traced.
     directions: as in `attend`.
 
   Returns:
-    The cache with these positions; arrays of the old one are not changed.
+    The cache with these positions; the arrays of the old cache do not change.
 
   Raises:
     ValueError: an argument does not fit the cache.
   """
   arrays = q_BLHK, k_BLGK, v_BLGE
-  # The number of positions, if there is such an axis.
+  # The number of positions, if the array has this axis.
   new = jnp.shape(k_BLGK)[1:2]
   directions = _check(cache, layer, directions, arrays, new)
   (num,) = new
   if not 0 < num <= cache.length:
     raise ValueError(
-      f"a prompt of {num} positions must have between 1 and {cache.length}, the"
-      " length of the cache"
+      f"a prompt of {num} positions does not fit: it must have from 1 to"
+      f" {cache.length} positions, the length of the cache"
     )
 
-  # Each slot is written once, with the key that it has after the prompt.
+  # Each slot is written only once, with the key that it contains after the
+  # prompt.
   groups = tuple(
     group.write(
       layer,
@@ -186,19 +190,20 @@ def attend_next(
   sinks_H: jax.Array | None = None,
   bias_HD: jax.Array | None = None,
 ) -> tuple[jax.Array, Cache]:
-  """Attention at the next position: `attend` for one query per head.
+  """Computes attention at the next position, for one query per head.
 
   See `init_cache` for an example.
 
   Args:
-    cache: with all earlier positions, from `fill_cache` or `attend_next`.
+    cache: a cache with all earlier positions, from `fill_cache` or
+      `attend_next`.
     q_BHK, k_BGK, v_BGE: queries, keys and values [batch, heads, ..] at t.
-    t: the position, an integer that may be traced. It must be the one after the
-      last in this layer of the cache, which is not checked; after any other,
-      outputs are wrong.
-    layer: the layer of the cache; may be traced.
-    directions: as in `attend`; of blocks, those of position t, [batch, heads,
-      num].
+    t: the position, an integer that may be traced. It must be the position
+      after the last one in this layer of the cache. This is not checked, and
+      outputs are wrong otherwise.
+    layer: index of the layer of the cache; it may be traced.
+    directions: as in `attend`; blocks are only those of position t, [batch,
+      heads, num].
     scale, softcap, sinks_H, bias_HD: as in `attend`.
 
   Returns:
@@ -215,12 +220,14 @@ def attend_next(
     bias_HD = arguments.check_bias(
       bias_HD, cache.patterns, cache.length, q_BHK.dtype
     )
-  t = jnp.asarray(t, jnp.int32)  # so that one program serves all positions
+  # an array, so that one program serves all positions
+  t = jnp.asarray(t, jnp.int32)
 
   arrays = [x[:, None] for x in (q_BHK, k_BGK, v_BGE)]
   groups, outs, lses = [], [], []
   for group in cache.groups:
-    # Before attention: a query may attend to its own position.
+    # Keys are written before attention, because a query may attend to its own
+    # position.
     slot = jnp.asarray(group.plan.slots)[t]
     group = group.write(layer, t, arrays, slot, t, directions)
     out, lse = group.attend(layer, t, q_BHK, directions, scores, bias_HD)
@@ -228,7 +235,7 @@ def attend_next(
     outs.append(out)
     lses.append(lse)
 
-  # The results are sorted by group: restore the order of the heads.
+  # The results are sorted by group. Restore the order of the heads.
   order = np.argsort([head for group in groups for head in group.heads])
   out_BHE = jnp.concatenate(outs, 1)[:, order]
   lse_BH = jnp.concatenate(lses, 1)[:, order]
@@ -241,7 +248,10 @@ def attend_next(
 
 
 def _check(cache, layer, directions, arrays, new=()):
-  """The directions, if these and arrays [B, *new, heads, ...] fit a cache."""
+  """Checks that arguments fit the cache, and returns the directions.
+
+  The arrays must be [B, *new, heads, ...].
+  """
   group = cache.groups[0]
   layers, batch, *_, qk_width = group.k.shape
   value_width = group.v.shape[-1]
@@ -252,14 +262,14 @@ def _check(cache, layer, directions, arrays, new=()):
   )
   has_buckets = any(group.buckets for group in cache.groups)
 
-  # A prompt needs queries only for buckets.
+  # Queries of a prompt are needed only to find buckets.
   for (name, shape), x in zip(expected.items(), arrays, strict=True):
     if name == "q" and x is None and new and not has_buckets:
       continue
     if not arguments.is_floating(x, shape):
       raise ValueError(
-        f"{name} must be [{', '.join(map(str, shape))}] for this cache, in"
-        f" floating point, got {arguments.type_of(x)}"
+        f"{name} must be [{', '.join(map(str, shape))}] for this cache, with a"
+        f" floating-point dtype, got {arguments.type_of(x)}"
       )
   arguments.check_index("layer", layer, layers)
   return binding.take_directions(

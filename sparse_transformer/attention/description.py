@@ -1,4 +1,4 @@
-"""What attention computes, without running it."""
+"""Descriptions of what attention computes, found without running it."""
 
 import dataclasses
 
@@ -11,37 +11,37 @@ from sparse_transformer.patterns import Pattern, analysis
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Description:
-  """What the heads with one pattern compute; numbers are of one such head.
+  """What the heads with one pattern compute. Counts are for one such head.
 
-  Where the content or a bias decides, they are the largest that are possible.
+  Counts that depend on the content or on a bias are upper bounds.
   """
 
   pattern: Pattern
-  heads: tuple[int, ...]  # those with this pattern
-  num_key_heads: int  # that these heads use
+  heads: tuple[int, ...]  # indices of the heads with this pattern
+  num_key_heads: int  # number of KV heads that these heads use
   pairs: int
-  most_keys: int  # of a query
+  most_keys: int  # the largest number of keys of a query
   computed: int  # scores that are computed
-  backends: tuple[str, ...]  # what runs the parts of the pattern
+  backends: tuple[str, ...]  # the backends that run the parts of the pattern
   tiles: tuple[int, ...]  # sides of the computed tiles, in positions
-  cached_keys: int | None  # that decoding keeps; None if not causal
+  cached_keys: int | None  # keys that decoding keeps; None if not causal
 
 
 def describe(
   request: contract.Request, backend: str = "auto"
 ) -> list[Description]:
-  """Says what `attend` would compute for a request, pattern by pattern.
+  """Describes what `attend` would compute for each pattern of a request.
 
   Args:
-    request: what `attend` is asked for.
+    request: the call of `attend`.
     backend: as in `attend`.
 
   Returns:
     One `Description` for each distinct pattern, in the order of heads.
 
   Raises:
-    ValueError: the backend is unknown.
-    Unsupported: it cannot run this request.
+    ValueError: the backend is unknown. Unsupported: the backend cannot run this
+    request.
 
   >>> from sparse_transformer.patterns import Local
   >>> request = contract.Request(
@@ -81,7 +81,7 @@ def _describe(pattern, heads, request, backend):
 
 
 def _tiles(pattern, request, name):
-  """(backend, tile, computed scores) of each part of a pattern."""
+  """Returns (backend, tile, computed scores) for each part of a pattern."""
   n = request.length
   name = registry.resolve(name, request)
   if name == registry.DENSE:
@@ -90,12 +90,14 @@ def _tiles(pattern, request, name):
     tile = diagonals.tile_size(request)
     return [(name, tile, diagonals.most_scores(pattern, request))]
 
-  # A pattern may have both kinds of parts, which different backends run.
+  # A pattern may have static and content-based parts, which different backends
+  # run.
   tiles = []
   static, content_parts = pattern.split()
   if static is not None:
     backend = registry.BACKENDS[name]
-    # The patterns of all heads: some backends choose one tile for them all.
+    # The request keeps the patterns of all heads, because some backends choose
+    # one tile for all of them.
     static_patterns = binding.static_parts(request.patterns)
     static_request = dataclasses.replace(request, patterns=static_patterns)
     for part in static.parts():

@@ -43,65 +43,73 @@ def attend(
   spec: PartitionSpec | None = None,
   return_lse: bool = False,
 ) -> Any:
-  """Attention over the pairs of a pattern: softmax(scale q k^T) v.
+  """Computes attention, softmax(scale q k^T) v, over the pairs of patterns.
 
-  B = batch, L = M = n positions, H = heads of queries, G = heads of keys and
-  values, K = width of a head's queries and keys, E = width of its values. The
-  softmax is computed in float32 or wider. A query without keys has output 0,
-  lse -inf and zero gradients. The batch axis may be omitted from all arrays.
+  Axes: B = batch, L = M = n positions, H = query heads, G = KV heads, K = width
+  of a head's queries and keys, E = width of its values. The softmax is computed
+  in float32 or wider. A query without keys gets output 0, log-sum-exp -inf and
+  zero gradients. The batch axis may be omitted from all arrays.
 
   On a mesh, each device processes its own sequences, positions and heads. If
-  only sequences and heads are split, devices exchange nothing. If positions are
-  split, devices exchange only the keys that the patterns need. If devices would
-  have heads with different patterns, or parts of a key head, each device
-  computes all heads.
+  only sequences and heads are split, devices exchange no data. If positions are
+  split, devices exchange only the keys that the patterns need. Heads are split
+  only if all devices get equal patterns and whole KV heads; otherwise, each
+  device computes all heads.
 
   Args:
     q_BLHK: queries [batch, n, heads, K], in float16, bfloat16, float32 or, with
       `jax_enable_x64`, float64.
-    k_BMGK: keys [batch, n, key heads, K], in the dtype of the queries. G
-      divides H: query head h uses key head h // (H // G).
-    v_BMGE: values [batch, n, key heads, E]. Their dtype may differ.
+    k_BMGK: keys [batch, n, KV heads, K], in the dtype of the queries. G must
+      divide H; query head h uses KV head h // (H // G).
+    v_BMGE: values [batch, n, KV heads, E]. Their dtype may differ.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    segments_BL: integers [batch, n] that fit in 32 bits, for example the
-      number of the document at each position, and another one for padding.
-      Only the pattern's pairs within one segment are used. `Strided` and
-      `Block` do not restart at each segment. Traced segments may not have 64
-      bits.
-    first: position of the first query, if there are fewer queries than keys:
-      an integer that may be traced, at most n - L. `segments_BL` still has all
-      n positions. Not supported for content-based patterns. Plain XLA runs
-      these queries, unless `backend` is "dense".
-    sinks_H: a logit for each query head, which gets a share of the weights but
-      has no value. Sinks get gradients.
-    bias_HD: numbers that are added to the scores of each query head, after
-      `softcap`, by distance q - k: from 1 - n to n - 1, or further by the same
-      amount on both sides. The bias gets gradients. -inf masks pairs, and tiles
-      that are masked entirely are skipped. Not supported for content-based
-      patterns. Plain XLA runs it.
-    scale: factor of the scores, 1 / sqrt(K) by default; 0, or from 1e-18 to
-      1e18 in size.
-    softcap: c, where scores s become c tanh(s / c) after scaling, from 1e-18 to
-      1e18; 0 for none.
-    directions: extra arrays, keyed by pattern; they get no gradients. `Routing`
-      requires its centroids. `LSH` draws random vectors from its seed by
-      default. Both are [heads, directions, K], with 1 for all heads. `Selected`
-      requires block numbers, int32 [batch, heads, n, num], with 1 or G heads.
+    segments_BL: integers [batch, n] that fit in 32 bits, such as the index of
+      the document at each position, and a different integer for padding. A
+      query attends only to keys of the same segment. Positions are still
+      counted from the start of the sequence, so `Strided` and `Block` do not
+      restart at each segment. Traced segments must not have a 64-bit dtype.
+    first: position of the first query, if there are fewer queries than keys: an
+      integer of at most n - L, which may be traced. `segments_BL` must still
+      cover all n positions. Content-based patterns do not support this.
+      Attention falls back to plain XLA, unless `backend` is "dense", because no
+      other backend supports it.
+    sinks_H: a logit for each query head, called a sink. It takes part in the
+      softmax like the score of one more key, but has no value. Gradients are
+      computed for sinks.
+    bias_HD: [heads, distances], numbers that are added to the scores of each
+      query head after `softcap`. Distances q - k range from 1 - n to n - 1, or
+      further by the same amount on both sides. Gradients are computed for the
+      bias. -inf masks pairs, and tiles that are masked entirely are skipped.
+      Content-based patterns do not support a bias. Attention falls back to
+      plain XLA, unless `backend` is "dense", because no other backend supports
+      it.
+    scale: factor of the scores, 1 / sqrt(K) by default. It must be 0, or have a
+      size from 1e-18 to 1e18.
+    softcap: a number c from 1e-18 to 1e18. After scaling, scores s are replaced
+      by c tanh(s / c). 0 means no soft cap.
+    directions: a dict of extra arrays for content-based patterns, keyed by
+      pattern. No gradients are computed for them. `Routing` requires its
+      centroids; `LSH` draws random vectors from its seed by default. Both are
+      [heads, directions, K], where the axis of heads may be 1 if all heads
+      share them. `Selected` requires block indices, int32 [batch, heads, n,
+      num], where the axis of heads may also be 1 or G.
     backend: "auto" runs tile by tile in linear memory, with a backend that
       suits the default device. "dense" is the plain reference with n x n
-      memory. Others are "batched", "streamed", "triton", "cudnn" and "mosaic".
-    tile: positions on a side of a tile; 0 chooses automatically.
-    spec: how the mesh in context (`jax.set_mesh`) splits arrays: the axes of
-      sequences, of positions and of heads. Within `jax.shard_map`, arrays are
-      those of a device, and `spec` is needed if positions are split. By
-      default, explicit axes follow the queries' type, and automatic axes split
-      sequences if they divide evenly.
+      memory. The other backends are "batched", "streamed", "triton", "cudnn"
+      and "mosaic".
+    tile: positions on a side of a tile; with 0, the backend chooses.
+    spec: how the mesh in context (`jax.set_mesh`) splits arrays: the mesh axes
+      that split sequences, positions and heads. Within `jax.shard_map`, arrays
+      are the shards of one device, and `spec` is required if positions are
+      split. By default, explicit axes split as in the type of the queries, and
+      automatic axes split sequences if they divide the batch evenly.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
-    out_BLHE in the dtype of the values. With `return_lse` also lse_BLH, the
-    log-sum-exp of each query's scores in nats, with its sink.
+    out_BLHE in the dtype of the values. With `return_lse`, (out_BLHE, lse_BLH),
+    where lse_BLH is the log-sum-exp of each query's scores in nats, including
+    its sink.
 
   Raises:
     ValueError: an argument is invalid.
@@ -120,7 +128,7 @@ def attend(
   _, length, num_key_heads, value_width = keys.v.shape
 
   split = shard_map.split_of(queries.q, spec)
-  # Within `jax.shard_map`, arrays are what a device has.
+  # Within `jax.shard_map`, arrays are the shards of one device.
   length *= shard_map.num_devices(queries.q, split.within)
   tile = arguments.check_tile(tile, length)
   request = contract.Request(
@@ -158,13 +166,14 @@ def attend(
   if first is not None:
     _check_slice(request)
 
-  # Each device is asked for its own sequences and heads.
+  # Each device gets a request for its own sequences and heads.
   own_request = _of_device(request, queries.q)
   out, lse = _on_devices(
     chosen, own_request, queries, keys, directions, bias_HD, first
   )
 
-  # Sinks need only the log-sum-exp: no backend has to know them.
+  # Sinks are added using only the log-sum-exp, so backends need not support
+  # them.
   if sinks_H is not None:
     sinks_H = arguments.check_sinks(sinks_H, num_heads)
     out, lse = online_softmax.add_sinks(out, lse, sinks_H)
@@ -175,28 +184,32 @@ def attend(
 
 
 def _check_slice(request):
-  """Raises a ValueError if some queries alone cannot be computed."""
+  """Raises ValueError if a slice of the queries cannot be computed."""
   for pattern in request.patterns:
     if pattern.contents():
       raise ValueError(
-        f"{shorten(pattern)} follows the content of all positions, and cannot"
-        " run on some of the queries; see `init_cache` and `attend_next`"
+        f"{shorten(pattern)} depends on the content of all positions, so first="
+        " is not supported; to decode, use `init_cache` and `attend_next`"
       )
   if request.split.over_positions:
-    raise ValueError("first= cannot be used when positions are split")
+    raise ValueError(
+      "first= is not supported if positions are split over devices; split"
+      " sequences or heads instead"
+    )
 
 
 def _of_device(request, q_BLHK):
-  """The request of each device, for its sequences and heads.
+  """Returns the request for the sequences and heads of one device.
 
-  All devices run one program, so each share of heads must have equal patterns.
+  All devices run the same program, so heads are split only if the heads of each
+  device have the same patterns.
   """
   split = request.split
   num_shards = shard_map.num_devices(q_BLHK, split.heads)
   patterns = request.patterns[: request.num_heads // num_shards]
   is_alike = patterns * num_shards == request.patterns
   if not is_alike or request.num_key_heads % num_shards:
-    # Each device runs all heads.
+    # Heads cannot be split, so each device runs all of them.
     patterns = request.patterns
     num_shards = 1
     split = split._replace(heads=())
@@ -213,11 +226,11 @@ def _of_device(request, q_BLHK):
   )
 
 
-# A jitted function: layers with equal requests are traced and lowered once, and
-# loops that are run eagerly are not compiled at each call.
+# This is jitted so that layers with equal requests are traced and lowered once,
+# and so that eager calls do not compile their loops every time.
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _on_devices(backend, request, queries, keys, directions, bias_HD, first):
-  """(out_BLHE, lse_BLH) on the mesh in context, or on one device."""
+  """Computes (out_BLHE, lse_BLH) on the mesh in context, or on one device."""
   split = request.split
   by_head = PartitionSpec(split.heads or None)
   direction_specs = collections.OrderedDict()
@@ -240,7 +253,7 @@ def _on_devices(backend, request, queries, keys, directions, bias_HD, first):
 
 
 def _on_device(backend, request, arrays, rest):
-  """(out_BLHE, lse_BLH) of what a device has."""
+  """Computes (out_BLHE, lse_BLH) from the shards of one device."""
   q_BLHK, k_BMGK, v_BMGE = arrays
   (query_segments, key_segments), directions, bias_HD, first = rest
   queries = contract.Queries(q_BLHK, query_segments)
@@ -248,8 +261,9 @@ def _on_device(backend, request, arrays, rest):
   if backend is None:
     return dense.attend(request, queries, keys, directions, bias_HD, first)
 
-  # Content decides on all positions, and diagonals of tiles cross them: each
-  # device has all positions of some heads.
+  # Content-based patterns compare all positions, and the tiles on a diagonal
+  # span all positions. Both need all positions of a head on one device, so
+  # heads are split over devices instead of positions.
   axes = request.split.over_positions
   has_content = any(pattern.contents() for pattern in request.patterns)
   over_heads = axes and (has_content or bias_HD is not None)
@@ -259,8 +273,8 @@ def _on_device(backend, request, arrays, rest):
     )
     queries, keys = sequence_parallel.to_heads(axes, (queries, keys))
 
-  # Outside the custom derivatives: labels have none, and `jax.checkpoint` may
-  # keep them.
+  # Buckets are found outside the function with custom derivatives: they have no
+  # derivatives, and `jax.checkpoint` may then save them.
   runtime_tables = binding.prepare(
     request.patterns, queries, keys, directions, request.tile
   )

@@ -1,7 +1,9 @@
-"""Heads with the same pattern run together; key heads may serve several.
+"""Groups of heads: those with the same pattern, and those with one KV head.
 
-Query head h has key head h // group: grouped-query attention (Ainslie et al.
-2023, arXiv 2305.13245), with multi-head and multi-query attention as its ends.
+Heads with the same pattern run together. Query head h uses KV head h // group,
+as in grouped-query attention (Ainslie et al. 2023, arXiv 2305.13245).
+Multi-head attention (group = 1) and multi-query attention (a single KV head)
+are special cases.
 """
 
 import dataclasses
@@ -17,24 +19,25 @@ from sparse_transformer.patterns import Pattern
 
 
 def index_of(heads: Heads, num_heads: int) -> slice | np.ndarray:
-  """An index of heads; a slice for all of them, so that nothing is copied."""
+  """Returns an index of heads, or a slice for all, which copies nothing."""
   if heads == tuple(range(num_heads)):
     return slice(None)
   return np.array(heads)
 
 
 def key_heads(heads: Heads, group: int) -> Heads:
-  """The key heads of some query heads, each for equally many in a row.
+  """Returns KV heads, each of which serves equally many query heads in a row.
 
-  One occurs several times if only some of its query heads are among them.
+  A KV head is repeated if that is needed to make the numbers equal, as for
+  heads 0 to 2 in the example.
 
   >>> key_heads((0, 1, 2, 3), 2), key_heads((0, 1, 2), 2)
   ((0, 1), (0, 0, 1))
   """
   shared = np.array(heads) // group
 
-  # The most query heads in a row that each of their key heads may serve. One
-  # query head each is always possible.
+  # Find the largest number of query heads in a row that share a KV head. One
+  # query head per KV head is always possible.
   for size in range(group, 0, -1):
     if len(heads) % size == 0:
       rows = shared.reshape(-1, size)
@@ -45,7 +48,7 @@ def key_heads(heads: Heads, group: int) -> Heads:
 
 
 def request_of(request: Request, pattern: Pattern, heads: Heads) -> Request:
-  """The request of some heads alone, all of which get the same pattern."""
+  """Returns the request for some heads only, all with the same pattern."""
   return dataclasses.replace(
     request,
     patterns=(pattern,) * len(heads),
@@ -57,7 +60,7 @@ def request_of(request: Request, pattern: Pattern, heads: Heads) -> Request:
 def heads_of_parts(
   patterns: tuple[Pattern, ...], n: int
 ) -> tuple[tuple[Pattern, Heads], ...]:
-  """Each distinct part that has pairs, with the heads that use it."""
+  """Returns each distinct part that has pairs, with the heads that use it."""
   by_part = group_heads([pattern.parts() for pattern in patterns])
   return tuple(item for item in by_part.items() if item[0].pairs(n))
 
@@ -65,7 +68,7 @@ def heads_of_parts(
 def group_heads(
   patterns_H: Sequence[Sequence[Pattern]],
 ) -> dict[Pattern, Heads]:
-  """Each distinct pattern, with the heads that have it among theirs."""
+  """Maps each distinct pattern to the heads whose patterns include it."""
   heads: dict[Pattern, Heads] = {}
   for head, patterns in enumerate(patterns_H):
     for pattern in patterns:
@@ -74,20 +77,21 @@ def group_heads(
 
 
 def put_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
-  """x, with the results of heads in their places, in its own dtype."""
+  """Returns x with the results of some heads replaced, in the dtype of x."""
   index = index_of(heads, x_BLH.shape[2])
-  if isinstance(index, slice):  # a scatter would have empty indices
+  if isinstance(index, slice):  # avoids a scatter with empty indices
     return new_BLH.astype(x_BLH.dtype)
   return x_BLH.at[:, :, index].set(new_BLH)
 
 
 def add_heads(x_BLH: jax.Array, heads: Heads, new_BLH: jax.Array) -> jax.Array:
-  """x, with the results of heads added to it, in an order that is fixed."""
+  """Returns x with the results of heads added to it, in a fixed order."""
   index = index_of(heads, x_BLH.shape[2])
   if isinstance(index, slice):
     return x_BLH + new_BLH
 
-  # A head that occurs several times: a sum has an order, a scatter may not.
+  # If a head occurs several times, its results are summed first, because a
+  # scatter may add them in any order.
   distinct = np.unique(index)
   if len(distinct) < len(index):
     sums = []

@@ -1,9 +1,10 @@
-"""Attention step by step: the loop of the backends in plain XLA.
+"""Attention as a loop over tiles, for the backends in plain XLA.
 
-An outer loop runs over groups of query tiles, an inner one over the steps in
-which a group meets its tiles of keys. Forward, the inner loop carries a running
-softmax (Dao et al. 2022, arXiv 2205.14135, section 3.1); backward, it carries
-the gradients, whose weights are relative to the final log-sum-exp.
+An outer loop runs over groups of query tiles. An inner loop runs over the steps
+of a group; in each step, the group meets some of its key tiles. In the forward
+pass, the inner loop carries a running softmax (Dao et al. 2022, arXiv
+2205.14135, section 3.1). In the backward pass, it carries the gradients, whose
+weights are computed from the final log-sum-exp.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
@@ -26,26 +27,25 @@ Softmax = tuple[Array, Array]  # (out, lse)
 
 
 class Running(NamedTuple):
-  """A softmax over the keys that have been seen."""
+  """A softmax over the keys that have been processed so far."""
 
   accumulator: Array  # the weighted sum of values [A, B, H, T, E]
-  maximum: Array  # of the scores, [A, B, H, T, 1]
+  maximum: Array  # the largest score, [A, B, H, T, 1]
   normalizer: Array  # the sum of exp(score - maximum), [A, B, H, T, 1]
 
 
 class TileLoop(abc.ABC):
-  """The tiles that meet, and their places in arrays [B, L, H, ...].
+  """Which query tiles meet which key tiles, and where arrays store them.
 
-  The i-th group of query tiles has steps of numbers j. The loop runs on arrays
-  as `arrange_queries` and `arrange_keys` give them. Arguments named `arrays`
-  are pytrees of arrays, and methods return the same structure.
+  Index i is the group of query tiles, and j is the step. The loop runs on
+  arrays that `arrange_queries` and `arrange_keys` return. Arguments named
+  `arrays` are pytrees of arrays, and methods that take them return the same
+  structure.
 
-  Attributes:
-    num: number of groups.
-    single: whether every group has one step, whose number is i. The inner loop
-      and the running softmax are then left out.
-    dbias: zeros like the bias, if there is one.
-    skips: whether to skip what has no pairs within segments.
+  Attributes: num: number of groups. single: whether every group has only one
+    step, with index j = i. The inner loop and the running softmax are then
+    omitted. dbias: the initial gradient of the bias, zeros; () if there is no
+    bias. skips: whether to skip steps that have no pairs within segments.
   """
 
   num: int
@@ -54,45 +54,45 @@ class TileLoop(abc.ABC):
   skips: bool = False
 
   def bounds(self, i: Array) -> tuple[Array, Array]:
-    """The first step of a group, and the one after its last."""
+    """Returns the first step of a group, and the step after its last."""
     raise NotImplementedError("groups have a single step")
 
   def arrange_queries(self, arrays: Any) -> Any:
-    """Arrays of queries, in the form that `queries` reads."""
+    """Converts arrays of queries to the form that `queries` reads."""
     return arrays
 
   def arrange_keys(self, arrays: Any) -> Any:
-    """Arrays of keys, in the form that `keys` reads and `add` changes."""
+    """Converts arrays of keys to the form that `keys` and `add` use."""
     return arrays
 
   def restore_queries(self, arrays: Any) -> Any:
-    """[B, L, H, ...] from arrays that `put` filled with gradients."""
+    """Converts gradients that `put` has stored to [B, L, H, ...]."""
     return arrays
 
   def restore_keys(self, arrays: Any) -> Any:
-    """Undoes `arrange_keys`, of gradients."""
+    """Undoes `arrange_keys` for gradients, which are summed."""
     return arrays
 
   def merge(self, out: Array, lse: Array) -> Softmax:
-    """(out_BLHE, lse_BLH) from arrays that `put` filled with results."""
+    """Converts results that `put` has stored to (out_BLHE, lse_BLH)."""
     return self.restore_queries((out, lse))
 
   @abc.abstractmethod
   def queries(self, i: Array, arrays: Any) -> Any:
-    """The query tiles of a group, from arrays of queries."""
+    """Returns the query tiles of a group, from arrays of queries."""
 
   @abc.abstractmethod
   def keys(self, i: Array, j: Array, arrays: Any) -> Any:
-    """The key tiles of a step, from arrays of keys."""
+    """Returns the key tiles of a step, from arrays of keys."""
 
   @abc.abstractmethod
   def pairs(self, i: Array, j: Array) -> Array:
-    """The pairs of a step, booleans."""
+    """Returns the pairs of a step, as booleans."""
 
   def bias(self, i: Array, j: Array) -> Array | None:
-    """What is added to the scores of a step, [A, B, H, T, S]; None if nothing.
+    """Returns the bias of a step's scores, [A, B, H, T, S], or None.
 
-    The batch may be 1, as may any axis of which all members share a bias.
+    An axis may be 1 if its members share the bias, as those of the batch do.
     """
     return None
 
@@ -103,11 +103,11 @@ class TileLoop(abc.ABC):
     dbias: Any,
     ds: Array,
   ) -> Any:
-    """dbias, with the gradients of a step's scores, `ds`, added to it."""
+    """Returns `dbias` plus the gradients of a step's scores, `ds`."""
     return dbias
 
   def shape(self, q: Array) -> tuple[int, ...]:
-    """The shape of results, without their width, which `put` takes."""
+    """Returns the shape of results that `put` stores, without their width."""
     return q.shape[:-1]
 
   @abc.abstractmethod
@@ -117,7 +117,7 @@ class TileLoop(abc.ABC):
     x: Array,
     new: Array,
   ) -> Array:
-    """x, an array of results, with a group's results put in."""
+    """Returns x, an array of results, with the results of a group stored."""
 
   @abc.abstractmethod
   def add(
@@ -127,7 +127,7 @@ class TileLoop(abc.ABC):
     x: Array,
     new: Array,
   ) -> Array:
-    """x, an array of keys, with the results of a step added to it."""
+    """Returns x, an array of keys, plus the results of a step."""
 
 
 def forward(
@@ -136,16 +136,17 @@ def forward(
   keys: Keys,
   scores: Scores,
 ) -> Softmax:
-  """Attention of all queries, with an online softmax over steps.
+  """Computes attention for all queries, with an online softmax over steps.
 
   Args:
-    loop: which tiles meet.
+    loop: the tiles that meet.
     queries: arrays [B, L, H, ...].
     keys: arrays [B, M, G, ...].
-    scores: how scores follow from products.
+    scores: how scores are computed from products.
 
   Returns:
-    out_BLHE and lse_BLH, in float32 or wider: 0 and -inf without keys.
+    out_BLHE and lse_BLH, in float32 or wider. A query without keys gets 0 and
+    -inf.
   """
   dtype = _wide(queries.q)
   queries = loop.arrange_queries(queries)
@@ -154,7 +155,8 @@ def forward(
 
   def run_group(i, results):
     group = loop.queries(i, queries)
-    # Queries are scaled once for all keys: scores are many more.
+    # Scaling the queries once is cheaper than scaling the scores, which are far
+    # more.
     q = group.q * _scale(group.q, scores)
 
     zeros = jnp.zeros_like(q, dtype, (*q.shape[:-1], value_width))
@@ -177,15 +179,15 @@ def forward(
       add_step = lambda j, running: _combine(running, run_step(j))
       running = lax.fori_loop(first, end, add_step, empty)
 
-    # XLA updates the carry of a loop in place: results are not copied.
+    # XLA updates the carry of a loop in place, so results are not copied.
     all_out, all_lse = results
     out, lse = _finish(running)
     all_out = loop.put(i, all_out, out)
     all_lse = loop.put(i, all_lse, lse[..., 0])
     return all_out, all_lse
 
-  # `zeros_like` an input, so that the carry varies over the mesh axes that the
-  # input does, as `jax.shard_map` demands.
+  # The carry is made by `zeros_like` an input, so that it varies over the same
+  # mesh axes as the input, which `jax.shard_map` requires.
   q = queries.q
   shape = loop.shape(q)
   results = (
@@ -202,20 +204,20 @@ def backward(
   keys: Keys,
   scores: Scores,
 ) -> tuple[Array, ...]:
-  """The gradients of all arrays, with weights relative to `queries.lse`.
+  """Computes the gradients of all arrays, with weights from `queries.lse`.
 
-  Each step recomputes its weights, p = exp(s - lse), which are final at once:
-  there is no running maximum, and steps only add.
+  Each step recomputes its weights, p = exp(s - lse). These are final, so no
+  running maximum is needed, and steps only add to the gradients.
 
   Args:
-    loop: which tiles meet.
+    loop: the tiles that meet.
     queries: arrays [B, L, H, ...], with dout, lse and delta.
     keys: arrays [B, M, G, ...].
-    scores: how scores follow from products.
+    scores: how scores are computed from products.
 
   Returns:
-    dq_BLHK, dk_BMGK and dv_BMGE, in float32 or wider, and the gradient of a
-    bias, if there is one.
+    dq_BLHK, dk_BMGK and dv_BMGE, in float32 or wider, and the gradient of the
+    bias if there is one.
   """
   dtype = _wide(queries.q)
   queries = loop.arrange_queries(queries)
@@ -226,8 +228,9 @@ def backward(
     group = loop.queries(i, queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
 
-    # Before any product: the compiler would transpose within each, and one
-    # whose left side is transposed runs at half the rate.
+    # Transpose once, before the products. Otherwise the compiler would
+    # transpose within each product, and a product whose left side is transposed
+    # runs at half the speed.
     q_T = group.q.swapaxes(-1, -2)
     dout_T = group.dout.swapaxes(-1, -2)
     transposed = lax.optimization_barrier((q_T, dout_T))
@@ -257,8 +260,8 @@ def backward(
       dv = loop.add(i, j, dv, new_dv)
       return dq + new_dq, dk, dv, new_dbias
 
-    # dq is complete after the steps of its group; dk and dv grow over all
-    # groups, which therefore run in turn.
+    # dq is complete after the steps of its group. dk and dv accumulate over all
+    # groups, which therefore run one after another.
     sums = jnp.zeros_like(group.q, dtype), dk, dv, dbias
     if loop.single:
       sums = run_step(i, sums)
@@ -267,7 +270,7 @@ def backward(
       sums = lax.fori_loop(first, end, run_step, sums)
     dq, dk, dv, dbias = sums
 
-    # Scaled queries have scaled dk already, but not dq.
+    # Scaling the queries has already scaled dk, but not dq.
     dq = dq * _scale(group.q, scores).astype(dq.dtype)
     return loop.put(i, all_dq, dq), dk, dv, dbias
 
@@ -285,15 +288,16 @@ def backward(
 
 
 def _within_segments(pairs, queries, keys):
-  """The pairs of a step whose query and key have the same segment."""
+  """Returns those pairs of a step whose query and key are in one segment."""
   if queries.segments is None:
     return pairs
   return pairs & (queries.segments[..., None] == keys.segments[..., None, :])
 
 
 def _unless_empty(loop, pairs, compute, empty):
-  """compute(), or `empty` where segments leave no pairs to compute."""
-  # A branch keeps XLA from fusing across it: only where it may pay.
+  """Returns compute(), or `empty` if no pairs are within segments."""
+  # A branch prevents XLA from fusing across it, so it is used only where
+  # skipping may be worth that.
   if not loop.skips:
     return compute()
   return lax.cond(pairs.any(), compute, lambda: empty)
@@ -304,21 +308,24 @@ def pairs(
   q_at: Array,
   k_at: Array,
 ) -> Array:
-  """Pairs [..., T, S] at positions [..., T] and [..., S], -1 for padding."""
+  """Returns pairs [..., T, S] at positions [..., T] and [..., S].
+
+  Positions of -1 are padding, and have no pairs.
+  """
   q_at = q_at[..., None]
   k_at = k_at[..., None, :]
   return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
 def _softmax_of_tile(q, keys, pairs, scores, bias):
-  """The softmax over one tile of keys, to be continued.
+  """Computes the softmax over one tile of keys, to be combined with others.
 
   Args:
     q: tiles of queries [A, B, H, T, K], scaled by `_scale`.
     keys: tiles of keys and values, [A, B, H, S, ...].
-    pairs: their mask, which broadcasts to [A, B, H, T, S].
-    scores: how scores follow from products.
-    bias: what is added to scores; None for nothing.
+    pairs: the mask of pairs, which broadcasts to [A, B, H, T, S].
+    scores: how scores are computed from products.
+    bias: the bias that is added to scores, or None.
   """
   s, _ = _scores(q, keys.k, pairs, scores, bias)
 
@@ -326,8 +333,8 @@ def _softmax_of_tile(q, keys, pairs, scores, bias):
   p = jnp.exp(s - _finite(maximum))
   normalizer = p.sum(-1, keepdims=True)
 
-  # The product takes weights rounded to the dtype of values; the normalizer has
-  # summed them before.
+  # The product uses weights that are rounded to the dtype of the values. The
+  # normalizer sums the weights before rounding.
   v = keys.v
   out = _dot("abhts,abhse->abhte", p.astype(v.dtype), v)
   out = out.astype(p.dtype)
@@ -335,15 +342,16 @@ def _softmax_of_tile(q, keys, pairs, scores, bias):
 
 
 def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
-  """The gradients of a step, with queries that are scaled.
+  """Computes the gradients of a step, from scaled queries.
 
   Args:
     queries: the tiles of a group.
-    transposed: its queries and the gradients of their outputs, [..., K, T].
-    keys: the tiles that they meet.
-    pairs: their mask.
-    scores: how scores follow from products.
-    bias: what is added to scores; None for nothing.
+    transposed: the group's queries and the gradients of its outputs, [..., K,
+      T].
+    keys: the tiles of keys of the step.
+    pairs: the mask of pairs.
+    scores: how scores are computed from products.
+    bias: the bias that is added to scores, or None.
 
   Returns:
     (dq, dk, dv), and the gradients of the scores [A, B, H, T, S].
@@ -354,19 +362,19 @@ def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
   delta = queries.delta[..., None]
   p = jnp.exp(s - lse)
 
-  # Through the softmax: ds = p (dout v^T - delta).
+  # The gradients of the scores, through the softmax: ds = p (dout v^T - delta).
   dp = _dot("abhte,abhse->abhts", queries.dout, keys.v)
   dp = dp.astype(p.dtype)
   ds = p * (dp - delta)
 
-  # Those of products, which have no bias and no soft cap.
+  # The gradients of the products, before the soft cap and the bias.
   dtype = queries.q.dtype
   p = p.astype(dtype)
   dproducts = ds * slope
   dproducts = dproducts.astype(dtype)
   dv = _dot("abhet,abhts->abhes", dout_T, p)
   dv = dv.swapaxes(-1, -2)
-  dv = dv.astype(ds.dtype)  # that of values, until here
+  dv = dv.astype(ds.dtype)  # until here, it had the dtype of the values
   dk = _dot("abhkt,abhts->abhks", q_T, dproducts)
   dk = dk.swapaxes(-1, -2)
   dq = _dot("abhts,abhsk->abhtk", dproducts, keys.k)
@@ -380,13 +388,13 @@ def softmax(
   scores: Scores,
   bias: Array | None = None,
 ) -> Softmax:
-  """(out, lse) of queries over one tile of keys."""
+  """Computes (out, lse) of queries over one tile of keys."""
   q = q * _scale(q, scores)
   return _finish(_softmax_of_tile(q, keys, pairs, scores, bias))
 
 
 def _combine(first: Running, second: Running) -> Running:
-  """The softmax over the keys of both: sums are rescaled to one maximum."""
+  """Combines two softmaxes, by rescaling their sums to one maximum."""
   maximum = jnp.maximum(first.maximum, second.maximum)
   decay_1 = jnp.exp(first.maximum - _finite(maximum))
   decay_2 = jnp.exp(second.maximum - _finite(maximum))
@@ -396,16 +404,16 @@ def _combine(first: Running, second: Running) -> Running:
 
 
 def _finish(running: Running) -> Softmax:
-  """(out, log-sum-exp) of a running softmax: 0 and -inf without any keys."""
+  """Returns (out, log-sum-exp) of a running softmax; 0 and -inf if no keys."""
   accumulator, maximum, normalizer = running
   out = accumulator / jnp.where(normalizer == 0, 1, normalizer)
   return out, _log_sum(maximum, normalizer)
 
 
 def _log_sum(maximum, normalizer):
-  """The log-sum-exp, -inf for a sum of 0, where log has no derivative."""
-  # A sum of 1 where the result is not used: the gradient of log(0) is infinite,
-  # and 0 times that NaN.
+  """Returns the log-sum-exp, or -inf if the sum is 0, without NaN gradients."""
+  # Sums of 0 are replaced by 1, because the gradient of log(0) is infinite, and
+  # 0 times infinity is NaN.
   is_empty = normalizer == 0
   lse = maximum + jnp.log(jnp.where(is_empty, 1, normalizer))
   return jnp.where(is_empty, -jnp.inf, lse)
@@ -414,14 +422,15 @@ def _log_sum(maximum, normalizer):
 def merge(results: Sequence[Softmax]) -> Softmax:
   """Merges softmaxes over disjoint sets of keys into the one over all keys.
 
-  With lse the log of the sum of exp(lse_i), out is the sum of
-  exp(lse_i - lse) out_i: exact, not an approximation.
+  The result is exact: lse is the log of the sum of exp(lse_i), and out is the
+  sum of exp(lse_i - lse) out_i.
 
   Args:
     results: (out [..., E], lse [...]) of each set, at least one.
 
   Returns:
-    (out, lse) over the union; 0 and -inf where no set has a key.
+    (out, lse) over the union of the sets; 0 and -inf for a query that has no
+    keys in any set.
   """
   if len(results) == 1:
     return results[0]
@@ -432,7 +441,8 @@ def merge(results: Sequence[Softmax]) -> Softmax:
   normalizer = functools.reduce(jnp.add, terms)
   lse = _log_sum(maximum, normalizer)
 
-  # The weights of the results, rather than a division by their sum.
+  # Each result is multiplied by its weight, instead of dividing the sum at the
+  # end.
   weighted = []
   for out_of_set, lse_of_set in results:
     weight = jnp.exp(lse_of_set - _finite(lse))
@@ -446,19 +456,20 @@ def add_sinks(
   lse_BLH: Array,
   sinks_H: Array,
 ) -> Softmax:
-  """The results with a sink, a key whose score is given and whose value is 0.
+  """Adds a sink to results: a key with a given score and a value of 0.
 
-  The share of the other keys is exp(lse) / (exp(lse) + exp(sink)), a sigmoid.
+  The remaining weight of the other keys is exp(lse) / (exp(lse) + exp(sink)),
+  which is a sigmoid.
 
-  Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, with a value of 0.
+  Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, for a value of 0.
 
   Args:
     out_BLHE: outputs without sinks.
-    lse_BLH: their log-sum-exps, in nats.
-    sinks_H: the score of each head's sink, in nats; -inf for none.
+    lse_BLH: log-sum-exps without sinks, in nats.
+    sinks_H: the score of each head's sink, in nats; -inf for no sink.
 
   Returns:
-    (out_BLHE, lse_BLH) with sinks, in the dtypes of those without.
+    (out_BLHE, lse_BLH) with sinks, in the dtypes of the arguments.
   """
   sinks = sinks_H.astype(lse_BLH.dtype)
   sinks = jnp.broadcast_to(sinks, lse_BLH.shape)
@@ -474,20 +485,20 @@ def add_sinks(
 
 
 def _scores(q, k, mask, scores, bias):
-  """The scores of a tile, and their derivatives by products.
+  """Returns the scores of a tile, and their derivatives by the products.
 
   Args:
     q: queries, scaled by `_scale`.
     k: keys.
-    mask: which pairs there are.
-    scores: how scores follow from products.
-    bias: what is added after the soft cap; None for nothing.
+    mask: which pairs exist, booleans.
+    scores: how scores are computed from products.
+    bias: the bias that is added after the soft cap, or None.
 
   Returns:
-    (s, slope): scores, -inf outside the mask, and ds / d(q k^T), a number
-    without a soft cap.
+    (s, slope): the scores, -inf outside the mask, and ds / d(q k^T), which is a
+    single number if there is no soft cap.
   """
-  # What `_scale` leaves.
+  # The factor that `_scale` has not yet applied.
   factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
   s = _dot("abhtk,abhsk->abhts", q, k) * factor
   slope: Array | float = factor
@@ -498,12 +509,13 @@ def _scores(q, k, mask, scores, bias):
 
   if bias is not None:
     s = s + bias
-  # Last of all: a capped -inf would be -c, and a pair.
+  # The mask comes last, because the soft cap would turn -inf into -c, and
+  # thereby include the pair.
   return jnp.where(mask, s, -jnp.inf), slope
 
 
 def _finite(maximum):
-  """0 while no key has been seen: exp(-inf - 0) is 0, not NaN."""
+  """Replaces -inf by 0, so that exp(-inf - 0) is 0 rather than NaN."""
   return jnp.where(maximum == -jnp.inf, 0, maximum)
 
 
@@ -512,14 +524,15 @@ def _wide(x):
 
 
 def _dot(spec, a, b):
-  """An einsum that accumulates in float32 or wider."""
+  """Computes an einsum that accumulates in float32 or wider."""
   return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 
 def _scale(q, scores):
-  """The factor of the queries: the scores', or 1 if it would round them.
+  """Returns the factor of the queries: that of scores, or 1 in 16 bits.
 
-  With queries scaled by 1 / sqrt(32) in 16 bits, lse would be off by 0.005.
+  Scaling 16-bit queries would round them. With a scale of 1 / sqrt(32), for
+  example, lse would be off by 0.005.
   """
   is_narrow = q.dtype.itemsize == 2
   factor = 1 if is_narrow else scores.factor(q.shape[-1])

@@ -1,8 +1,9 @@
 """Orders of positions, in which queries and keys are cut into tiles.
 
-A pattern that is sparse in natural order may be dense in blocks in another one,
-such as a strided pattern by columns. Masks are defined on original positions,
-which an order therefore knows.
+The pairs of a pattern may be scattered in natural order, but form dense blocks
+in a different order. For example, a strided pattern is dense if positions are
+sorted by column. An order also stores the original positions, because masks are
+defined on these.
 """
 
 import abc
@@ -17,32 +18,33 @@ from jax import lax
 
 from sparse_transformer.patterns import Layout
 
-# Metadata of the fields of a pytree that are not arrays.
+# Metadata of static pytree fields, which are not arrays.
 STATIC = dict(static=True)
 
-# A constant on the host, or a traced array.
+# A host constant, or a traced array.
 Table = np.ndarray | jax.Array
 
 
 class Arrangement(abc.ABC):
-  """An order of positions, here or on several devices.
+  """An order of positions, on one device or on several.
 
-  `arrange` and `restore` take a pytree of arrays, with positions on axis 1, and
-  return one of the same structure.
+  `arrange` and `restore` map a pytree of arrays, with positions on axis 1, to a
+  pytree of the same structure. An order has places, each of which contains a
+  position or padding.
   """
 
   @property
   @abc.abstractmethod
   def positions(self) -> Table:
-    """The position at each place, int32 [places], -1 for padding."""
+    """The position at each place, int32 [places]; -1 for padding."""
 
   @abc.abstractmethod
   def arrange(self, arrays: Any) -> Any:
-    """Arrays [B, L, ...] in this order; padded places hold finite values."""
+    """Sorts arrays [B, L, ...] into this order; padding gets finite values."""
 
   @abc.abstractmethod
   def restore(self, arrays: Any) -> Any:
-    """Undoes `arrange`; a position without a place gets 0."""
+    """Undoes `arrange`; positions without a place get 0."""
 
 
 @jax.tree_util.register_dataclass
@@ -50,8 +52,8 @@ class Arrangement(abc.ABC):
 class Order(Arrangement):
   """An order of positions on one device."""
 
-  rows: Table  # int32 [places], the row of arrays at each place, -1 for padding
-  # int32 [n], the place of each row, `len(rows)` for none.
+  rows: Table  # int32 [places], the row at each place, -1 for padding
+  # int32 [n], the place of each row, or `len(rows)` if it has none.
   places: Table
   # Whether this is the natural order, without padding.
   is_natural: bool = dataclasses.field(metadata=STATIC)
@@ -68,7 +70,8 @@ class Order(Arrangement):
     if self.is_natural:
       return arrays
 
-    # Padding holds row 0: zeros would cost another pass, and masks hide it.
+    # Padding gets row 0, which masks hide. Zeros would need another pass over
+    # the arrays.
     rows = self.rows.clip(0)
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=1), arrays)
 
@@ -76,7 +79,8 @@ class Order(Arrangement):
     if self.is_natural:
       return arrays
 
-    # A gather by the inverse: a scatter would have to write zeros first.
+    # Gather by the inverse order, because a scatter would have to write zeros
+    # first.
     take = functools.partial(jnp.take, axis=1, mode="fill", fill_value=0)
     return jax.tree.map(lambda x: take(x, self.places), arrays)
 
@@ -84,11 +88,11 @@ class Order(Arrangement):
 def make_order(
   order: np.ndarray, num_places: int, first: jax.Array | None = None
 ) -> Order:
-  """The first places of a permutation, padded where it has fewer.
+  """Makes an `Order` of the first rows of a permutation, padded if needed.
 
   Args:
     order: a permutation of n rows.
-    num_places: places to fill.
+    num_places: number of places of the order.
     first: the position of the first row; None for 0.
   """
   n = len(order)
@@ -111,7 +115,7 @@ def make_order(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Orders(Arrangement):
-  """Several orders, one after another: a position has a place in each."""
+  """Several orders, one after another; a position may have a place in each."""
 
   orders: tuple[Order, ...]
 
@@ -121,7 +125,7 @@ class Orders(Arrangement):
 
   def arrange(self, arrays: Any) -> Any:
     def arrange_array(x):
-      # Rows of all heads at once are long, and few.
+      # Joining the heads makes rows long and few, which are faster to gather.
       rows = _join_heads(x)
       pieces = [order.arrange(rows) for order in self.orders]
 
@@ -133,18 +137,19 @@ class Orders(Arrangement):
     return jax.tree.map(arrange_array, arrays)
 
   def restore(self, arrays: Any) -> Any:
-    """Undoes `arrange` for gradients: adds up all places of a position."""
+    """Undoes `arrange` for gradients, by adding up all places of a position."""
     leaves, structure = jax.tree.flatten(arrays)
     restored: list[jax.Array] = []
     for x in leaves:
-      # In turn, so that only one of them needs memory at a time.
+      # Arrays are restored one after another, so that only one needs memory at
+      # a time.
       x, restored = lax.optimization_barrier((x, restored))
       total = self._sum_places(_join_heads(x))
       restored.append(_split_heads(total, x))
     return jax.tree.unflatten(structure, restored)
 
   def _sum_places(self, x):
-    """The sum over the orders of the rows that a position has in each."""
+    """Sums the rows of each position over all orders."""
     sizes = [len(order.rows) for order in self.orders]
     ends = np.cumsum(sizes)[:-1]
     sums: list[jax.Array] = []
@@ -160,15 +165,16 @@ def _join_heads(x_BLH):
 
 
 def _split_heads(x_BL, like_BLH):
-  """Rows that `_join_heads` joined, with the heads of another array."""
+  """Undoes `_join_heads`, with the trailing axes of another array."""
   return x_BL.reshape(x_BL.shape[:2] + like_BLH.shape[2:])
 
 
 def orders_of(layout: Layout) -> tuple[Order, Order]:
-  """The orders of queries and of keys of a layout, in whole tiles.
+  """Returns the orders of queries and of keys of a layout, in whole tiles.
 
-  Keys after the last tile that is processed are left out if they are at least
-  half of all; fewer do not pay for the copy that pads their gradients.
+  Keys after the last tile that is processed are omitted if they are at least
+  half of all keys. Omitting fewer is not worth the copy that pads their
+  gradients.
   """
   n = len(layout.query_order)
   num_rows = -(-n // layout.tile)
@@ -181,5 +187,6 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   return queries, keys
 
 
-# Arranges nothing, at any length; its positions are never read.
+# An order that leaves arrays of any length unchanged. Its positions are never
+# read.
 NATURAL = make_order(np.arange(0), 0)

@@ -1,4 +1,4 @@
-"""The devices that programs are traced for: this machine's, or absent ones."""
+"""The devices that programs are traced for, on this machine or absent."""
 
 import contextlib
 import contextvars
@@ -16,16 +16,17 @@ _TARGET = contextvars.ContextVar("target", default=("", 0.0))
 
 @contextlib.contextmanager
 def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
-  """Traces programs for absent devices, within a `with` statement.
+  """Returns a context manager that traces programs for absent devices.
 
-  Backends then choose kernels, tiles and limits as they would on that device.
+  Within its `with` statement, backends choose kernels, tiles and limits as they
+  would on that device.
 
   Args:
     platform: one of `PLATFORMS`.
     capability: the compute capability of an NVIDIA GPU, such as 8.9; 0 if it is
       unknown.
   """
-  # A context variable: other threads keep their own target.
+  # This is a context variable, so other threads keep their own target.
   token = _TARGET.set((platform, capability))
   try:
     yield
@@ -34,11 +35,11 @@ def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
 
 
 def current_platform() -> str:
-  """The platform of the default device, or that of `targeting`."""
+  """Returns the platform of the default device, or the one of `targeting`."""
   if target := _TARGET.get()[0]:
     return target
 
-  # The default device may be a device, the name of a platform, or None.
+  # The setting may be a device, the name of a platform, or None.
   device = jax.config.jax_default_device
   platform = getattr(device, "platform", device) or jax.default_backend()
   if platform == "gpu":
@@ -48,16 +49,17 @@ def current_platform() -> str:
 
 
 def compute_capabilities() -> set[float]:
-  """The compute capabilities of the NVIDIA GPUs that programs are compiled for.
+  """Returns the compute capabilities of the NVIDIA GPUs to compile for.
 
   Returns:
-    Such as {8.9}; empty if they are unknown, or there are no such GPUs.
+    A set such as {8.9}. It is empty if the capabilities are unknown, or if
+    there are no NVIDIA GPUs.
   """
   platform, capability = _TARGET.get()
   if platform:
     return {capability} - {0.0}
 
-  # AMD's have other names, such as gfx90a.
+  # The names of AMD GPUs, such as gfx90a, do not match.
   names = {getattr(d, "compute_capability", "") for d in jax.local_devices()}
   return {float(name) for name in names if re.fullmatch(r"\d+\.\d+", name)}
 
@@ -75,14 +77,13 @@ def before_ampere() -> str | None:
 
 
 def lacks(load: Callable[[], object]) -> str | None:
-  """Says that this JAX does not have what kernels are written in.
+  """Returns why this version of JAX cannot import kernels, or None if it can.
 
-  That is experimental in JAX, and any release may move it.
+  The modules in which kernels are written are experimental in JAX, so any
+  release may move them.
 
   Args:
-    load: imports the kernels.
-
-  Returns None if it does not raise an ImportError.
+    load: a function that imports the kernels.
   """
   try:
     load()

@@ -1,4 +1,4 @@
-"""The backends by name, and the choice of one for a request."""
+"""The registry of backends, and the choice of a backend for a request."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,24 +13,27 @@ from sparse_transformer.attention.contract import (
 )
 from sparse_transformer.attention.platforms import PLATFORMS
 
-DENSE = "dense"  # the reference, which has no plans and is not registered
-PLAIN = DENSE, "batched", "streamed"  # which have no kernels
+DENSE = "dense"  # the reference: it has no plans and is not registered
+PLAIN = DENSE, "batched", "streamed"  # backends without kernels
 
 BACKENDS: dict[str, Backend] = {}
-_PREFERRED: dict[str, Sequence[str]] = {}  # the platforms that prefer each
+# the platforms that prefer each backend
+_PREFERRED: dict[str, Sequence[str]] = {}
 _AVOIDED: dict[str, str] = {}  # see `avoid`
 
 
 def register(
   name: str, backend: Backend, platforms: Sequence[str] = ()
 ) -> None:
-  """Adds a backend, which `attend` and the config can name.
+  """Adds a backend, which `attend` and a config can then name.
 
   Args:
-    name: its name, as a `backend`.
-    backend: the backend, hashable, since programs are cached by it.
-    platforms: those of `PLATFORMS` on which "auto" tries it before all earlier
-      ones. On others, it is tried after them.
+    name: the name of the backend.
+    backend: the backend, which must be hashable because programs are cached by
+      it.
+    platforms: the platforms, out of `PLATFORMS`, on which "auto" tries it
+      before all backends that were registered earlier. On other platforms,
+      "auto" tries it after them.
 
   Raises:
     ValueError: the name is taken, or a platform is unknown.
@@ -52,44 +55,45 @@ def unregister(name: str) -> None:
 
 
 def names() -> tuple[str, ...]:
-  """All values that `attention.backend` may have."""
+  """Returns all valid values of `attention.backend`."""
   return "auto", DENSE, *BACKENDS
 
 
 def avoid(reasons: Mapping[str, str]) -> None:
-  """Sets the backends that "auto" does not choose from now on.
+  """Sets the backends that "auto" must not choose from now on.
 
-  Programs that are compiled already keep theirs.
+  Programs that are already compiled keep their backends.
 
   Args:
-    reasons: {name: why it is avoided}. They replace those of earlier calls.
+    reasons: {name: why it is avoided}. They replace the reasons of earlier
+      calls.
   """
   _AVOIDED.clear()
   _AVOIDED.update(reasons)
 
 
 def avoided() -> dict[str, str]:
-  """The reasons that `avoid` has set."""
+  """Returns the reasons that `avoid` has set."""
   return dict(_AVOIDED)
 
 
 def resolve(name: str, request: Request) -> str:
-  """Names what runs a request on its platform: "dense", or a backend.
+  """Returns the name of the backend that runs a request on its platform.
 
   Raises:
-    ValueError: the backend is unknown.
-    Unsupported: it cannot run this request, for the reason that is said.
+    ValueError: the backend is unknown. Unsupported: the backend cannot run this
+    request; the message says why.
   """
   found, _ = _search(name, request)
   return found
 
 
 def explain_choice(name: str, *requests: Request) -> str:
-  """Says what runs requests, and why not what "auto" would rather choose.
+  """Explains which backend runs requests, and why not a preferred one.
 
   Args:
-    name: as `backend` in `attend`.
-    *requests: those of a program, such as one for each kind of layer.
+    name: the name of a backend, as in `attend`.
+    *requests: the requests of a program, such as one for each kind of layer.
 
   Returns:
     A phrase, as in "triton; not cudnn: Local(64) is not dense".
@@ -103,15 +107,15 @@ def explain_choice(name: str, *requests: Request) -> str:
 
 
 def choose(name: str, request: Request) -> Backend | None:
-  """What `resolve` names; None for the reference."""
+  """Returns the backend that `resolve` names, or None for "dense"."""
   return BACKENDS.get(resolve(name, request))
 
 
 def _search(name, request):
-  """(what runs a request, {what was tried before it: why that cannot}).
+  """Returns (chosen backend, {backend that was tried before: why it cannot}).
 
-  "auto" tries the backends that are preferred on the platform, the latest
-  registered first, then the others in the order of their registration.
+  "auto" first tries the backends that the platform prefers, the latest
+  registered first. It then tries the others in the order of their registration.
   """
   if name not in names():
     raise ValueError(f"unknown backend={name!r}; known: {', '.join(names())}")
@@ -120,13 +124,13 @@ def _search(name, request):
   if name == "auto":
     latest_first = reversed(_PREFERRED.items())
     preferred = [x for x, on in latest_first if request.platform in on]
-    # The first that was registered, plain XLA, runs every request.
+    # The search always succeeds, because "batched" runs every request.
     candidates = list(dict.fromkeys(preferred + list(BACKENDS)))
 
   reasons: dict[str, str] = {}
   for candidate in candidates:
     runs = dense if candidate == DENSE else BACKENDS[candidate]
-    # Who names a backend gets it, even one to be avoided.
+    # A backend that is named explicitly is used even if it is to be avoided.
     reason = _AVOIDED.get(candidate) if name == "auto" else None
     reason = reason or runs.unsupported(request)
     if reason is None:
@@ -141,7 +145,7 @@ def _search(name, request):
   )
 
 
-# "auto" tries later ones first: cuDNN before Triton, if it can run a request.
+# "auto" tries later backends first, so cuDNN comes before Triton.
 register("batched", xla.ON_ACCELERATORS)
 register("streamed", xla.ON_CPUS, platforms=("cpu",))
 register("triton", Triton(), platforms=("cuda",))

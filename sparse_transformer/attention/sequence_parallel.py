@@ -1,8 +1,9 @@
-"""Positions split over devices: who computes which tiles, from which keys.
+"""Positions split over devices: which device computes which tiles.
 
-A sequence is split in order over S devices; each holds `own` positions. A part
-is divided into slices of positions, or into heads where a `Route` would be
-long. All of it runs within `jax.shard_map`; `axes` split positions.
+A sequence is split over S devices, in natural order, so that each device stores
+`own` consecutive positions. The work for a part of a pattern is divided into
+slices of positions, or into heads if slices would exchange too many keys. The
+code runs within `jax.shard_map`; `axes` are the mesh axes that split positions.
 """
 
 import dataclasses
@@ -21,66 +22,71 @@ from sparse_transformer.attention.orders import Arrangement
 from sparse_transformer.patterns import Layout, Pattern
 from sparse_transformer.patterns.layout import pairs_of_tiles
 
-MAX_SHIFTS = 8  # messages, one after another
+MAX_SHIFTS = 8  # the most messages that are sent one after another
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Route:
-  """How devices get the positions that they need: in a few messages each.
+  """The messages that bring each device the positions that it needs.
 
-  All of it is found on the host, from the pattern: at run time, devices only
-  take the rows they send, send them, and take those they need.
+  The route is computed on the host, from the pattern. At run time, a device
+  only gathers the rows that it sends, exchanges messages, and gathers the rows
+  that it needs.
   """
 
-  # int32 [S, places], the position at each place of a device, -1 for none.
+  # int32 [S, places], the position that each place of a device needs, -1 for
+  # none.
   positions: np.ndarray
-  own: int  # positions that each device holds
-  # The number of positions in each message, the same on all devices.
+  own: int  # number of positions that each device stores
+  # The number of positions in each message, which is equal on all devices.
   sizes: tuple[int, ...]
-  # How many devices further each message goes; None if the i-th message of a
-  # device goes to device i.
+  # For each message, the difference between the receiving and the sending
+  # device. None if the i-th message of each device goes to device i.
   shifts: tuple[int, ...] | None
-  # int32 [S, sent], which places of its part a device sends; numbers from
-  # `own` on send nothing.
+  # int32 [S, sent], the indices of the stored rows that a device sends. Indices
+  # of at least `own` send nothing.
   sent: np.ndarray
-  # int32 [S, places], where each place is among what a device has, its own
-  # positions followed by those that it received; -1 for none.
+  # int32 [S, places], the index of the row for each place, among the stored
+  # rows followed by the received rows; -1 for none.
   read: np.ndarray
 
   @property
   def received(self) -> int:
-    """Positions that a device receives from others."""
+    """The number of positions that a device receives from others."""
     return sum(self.sizes if self.shifts is not None else self.sizes[1:])
 
 
 def find_route(positions: np.ndarray, own: int) -> Route:
-  """Finds the messages that bring devices their positions.
+  """Finds the messages that bring each device the positions that it needs.
 
   Args:
     positions: int [S, places], the position that each place of a device needs,
-      -1 for none; none of them twice on a device.
-    own: positions that each device holds; device d has those from d * own on.
+      -1 for none. A device must not need a position twice.
+    own: number of positions that each device stores; device d stores the
+      positions from d * own to (d + 1) * own - 1.
   """
   num_devices = len(positions)
   device = np.arange(num_devices)[:, None]
   holders = np.where(positions < 0, device, positions // own)
 
-  # What is read from other devices, by reader and then by holder.
+  # Sort the rows that are read from other devices, by reader and then by
+  # holder.
   reader, place = np.nonzero(holders != device)
   by_holder = np.lexsort((holders[reader, place], reader))
   reader = reader[by_holder]
   place = place[by_holder]
   holder = holders[reader, place]
 
-  # Its number among what a reader has from a holder, and its message.
+  # Find the index of each row among those that its reader needs from its
+  # holder, and the sizes of messages.
   pair = reader * num_devices + holder
   counts = np.bincount(pair, minlength=num_devices**2)
   number = np.arange(len(pair)) - (np.cumsum(counts) - counts)[pair]
   sizes, shifts = _find_messages(counts.reshape(num_devices, num_devices))
 
-  # A row is in the same place of a message when it is sent and when it arrives.
-  # Where each device has a message of its own, the senders' are by receiver,
-  # and the receivers' by sender.
+  # A row has the same index within a message when it is sent and when it is
+  # received. If each pair of devices has its own message, sent messages are
+  # sorted by receiver, and received messages by sender.
   starts = np.cumsum([0, *sizes])
   if shifts is None:
     sent_at = starts[reader] + number
@@ -89,8 +95,8 @@ def find_route(positions: np.ndarray, own: int) -> Route:
     message = np.searchsorted(shifts, (reader - holder) % num_devices)
     sent_at = received_at = starts[message] + number
 
-  # Messages are as long as the longest of any device, and padded with rows that
-  # do not exist. What is received comes after the device's own positions.
+  # A message has the same length on all devices, so shorter ones are padded
+  # with rows that do not exist. Received rows come after the device's own rows.
   read = np.where(positions < 0, -1, positions % own).astype(np.int32)
   nothing = own + np.arange(starts[-1], dtype=np.int32)
   sent = np.tile(nothing, (num_devices, 1))
@@ -107,16 +113,17 @@ def find_route(positions: np.ndarray, own: int) -> Route:
 
 
 def _find_messages(counts):
-  """Chooses between a message to each device, and one to some neighbors.
+  """Chooses between a message to every device and messages to a few.
 
   Args:
-    counts: int [to, from], how many positions each device reads from another.
+    counts: int [to, from], the number of positions that each device reads from
+      each other device.
 
   Returns:
-    (sizes, shifts), see `Route`.
+    (sizes, shifts), as in `Route`.
   """
-  # Messages by shift are few where a pattern is local: each device reads from
-  # those a little before it.
+  # With messages by shift, few are needed if the pattern is local, because each
+  # device then reads only from the devices just before it.
   num_devices = len(counts)
   device = np.arange(num_devices)
   longest = []
@@ -125,7 +132,8 @@ def _find_messages(counts):
     longest.append(int(read.max()))
   shifts = tuple(np.flatnonzero(longest).tolist())
 
-  # A message to each device, all as long as the longest, is one operation.
+  # Messages to every device, all as long as the longest, are a single
+  # operation.
   most = int(counts.max())
   is_longer = (sum(longest), len(shifts)) > ((num_devices - 1) * most, 1)
   if is_longer or len(shifts) > MAX_SHIFTS:
@@ -134,7 +142,10 @@ def _find_messages(counts):
 
 
 def of_device(table: np.ndarray, axes: Axes) -> Table:
-  """A device's row of a table [devices, ...]; a constant if all are equal."""
+  """Returns the device's row of a table [devices, ...].
+
+  The result is a constant if all rows are equal.
+  """
   if (table == table[:1]).all():
     return table[0]
   return jnp.asarray(table)[lax.axis_index(axes)]
@@ -142,9 +153,9 @@ def of_device(table: np.ndarray, axes: Axes) -> Table:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Exchange(Arrangement):
-  """An order of positions that are spread over devices.
+  """An order of positions that are stored on several devices.
 
-  `restore` is the transpose of `arrange`: what a row gets, it adds to the
+  `restore` is the transpose of `arrange`: it adds the result of each row to the
   position from which the row came.
   """
 
@@ -168,8 +179,9 @@ class Exchange(Arrangement):
     return jax.tree.map(arrange_array, arrays)
 
   def restore(self, arrays: Any) -> Any:
-    """Adds results on the devices that hold their positions."""
-    # First back into the places in which rows were held, then onto their own.
+    """Adds results on the devices that store their positions."""
+    # First undo `read`, which sorts the results as stored rows, then received
+    # rows. Then return the results of received rows to their devices.
     route = self.route
     inverse = _inverse(route.read, route.own + route.sent.shape[1])
     place = of_device(inverse, self.axes)
@@ -181,8 +193,9 @@ class Exchange(Arrangement):
         return total
 
       came = self._send(held[:, route.own :], step=-1)
-      # One message after another: a row that several have read is then added in
-      # the same order each time, and never twice in one operation.
+      # Messages are added one after another. A row that several devices have
+      # read is then added in the same order each time, and never twice in one
+      # operation.
       first = 0
       for size in route.sizes:
         message = slice(first, first + size)
@@ -198,12 +211,12 @@ class Exchange(Arrangement):
     return jax.tree.map(restore_array, arrays)
 
   def _send(self, x_BL, step=1):
-    """Sends messages or, with a step of -1, what was added to them back."""
+    """Sends messages or, if `step` is -1, returns their results to senders."""
     route = self.route
     if route.shifts is None:
       return lax.all_to_all(x_BL, self.axes, 1, 1, tiled=True)
 
-    # A permutation for each message: device d sends to d + shift.
+    # Each message is one permutation, in which device d sends to d + shift.
     num_devices = len(route.sent)
     ends = np.cumsum(route.sizes)
     messages = jnp.split(x_BL, ends[:-1], axis=1)
@@ -218,8 +231,8 @@ class Exchange(Arrangement):
 
 
 def _take(x_BL, at):
-  """Rows of x, 0 where `at` is out of range or -1."""
-  # A constant that takes all rows in order needs no copy.
+  """Returns rows of x; 0 if `at` is out of range or -1."""
+  # A constant index of all rows in order needs no copy.
   n = x_BL.shape[1]
   if isinstance(at, np.ndarray) and np.array_equal(at, range(n)):
     return x_BL
@@ -228,7 +241,7 @@ def _take(x_BL, at):
 
 
 def _inverse(read, num_held):
-  """Where each place of what is held is read, -1 for nowhere."""
+  """Inverts `read`: returns the place that reads each row, -1 for none."""
   devices, places = np.nonzero(read >= 0)
   inverse = np.full((len(read), num_held), -1, np.int32)
   inverse[devices, read[devices, places]] = places
@@ -237,10 +250,10 @@ def _inverse(read, num_held):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OverHeads(Arrangement):
-  """An order of all positions: each device gets them for its share of heads."""
+  """An order in which each device gets all positions, for some heads."""
 
   axes: Axes
-  order: Arrangement  # on one device
+  order: Arrangement  # the order of positions on one device
 
   @property
   def positions(self) -> Table:
@@ -254,15 +267,15 @@ class OverHeads(Arrangement):
 
 
 def to_heads(axes: Axes, arrays: Any) -> Any:
-  """Exchanges a share of the positions of all heads for all of some heads.
+  """Exchanges some positions of all heads for all positions of some heads.
 
   Args:
     axes: the axes of the mesh that split positions.
-    arrays: a pytree of arrays [B, own, H, ...]. An array with a single head, as
-      segments, is gathered on all devices.
+    arrays: a pytree of arrays [B, own, H, ...]. An array with a single head,
+      such as segments, is gathered on all devices.
 
   Returns:
-    Arrays [B, L, H / S, ...], in which device i has the i-th share of heads.
+    Arrays [B, L, H / S, ...], of which device i gets the i-th share of heads.
   """
 
   def exchange(x_BLH):
@@ -283,11 +296,11 @@ def to_positions(axes: Axes, arrays: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slices:
-  """A part, dealt out to devices in slices of the order of its queries."""
+  """A part that is divided over devices, into slices of its query order."""
 
   queries: Route
   keys: Route
-  layouts: tuple[Layout, ...]  # the tiles of each device, by its places
+  layouts: tuple[Layout, ...]  # the tiles of each device, in its own orders
 
   @property
   def received(self) -> int:
@@ -296,30 +309,30 @@ class Slices:
 
 @functools.lru_cache(maxsize=128)
 def slice_part(part: Pattern, n: int, tile: int, num_devices: int) -> Slices:
-  """Deals out the tiles of a part to devices, in equal slices of its order.
+  """Divides the tiles of a part over devices, in equal slices of queries.
 
   Each device computes the tiles of its own queries, so that nothing is summed
   over devices in the forward pass.
 
   Args:
     part: the part of a pattern.
-    n: positions of a sequence, a multiple of the devices.
+    n: positions of a sequence, a multiple of the number of devices.
     tile: positions on a side of a tile.
-    num_devices: devices, S.
+    num_devices: number of devices, S.
   """
   layout = part.layout(n, tile)
   own = n // num_devices
-  num_rows = -(-n // (tile * num_devices))  # tiles of queries of a device
+  num_rows = -(-n // (tile * num_devices))  # query tiles of a device
   device, rows = np.divmod(layout.rows, num_rows)
 
-  # Who computes which queries, and the keys that these need.
+  # Find the queries that each device computes, and the keys that these need.
   dealt = np.arange(num_devices * num_rows)
   query_positions = _positions(layout.query_order, dealt, tile)
   queries = find_route(query_positions.reshape(num_devices, -1), own)
   key_positions, cols = _keys(part, layout, device, num_devices, own)
   keys = find_route(key_positions, own)
 
-  # The tiles of each device, sorted by row as a layout's are.
+  # Make a layout of each device, whose tiles are sorted by row.
   order = np.lexsort((rows, device))
   ends = np.searchsorted(device[order], range(1, num_devices))
   layouts = []
@@ -338,7 +351,10 @@ def slice_part(part: Pattern, n: int, tile: int, num_devices: int) -> Slices:
 
 
 def _positions(order, tiles, tile):
-  """The positions in tiles of an order, -1 for none: [tiles, tile]."""
+  """Returns the positions in tiles of an order, [tiles, tile].
+
+  Places beyond the end of the order are -1.
+  """
   ranks = tiles[:, None] * tile + np.arange(tile)
   n = len(order)
   return np.where(ranks < n, order[ranks.clip(max=n - 1)], -1)
@@ -349,29 +365,31 @@ def _keys(part, layout, device, num_devices, own):
 
   Args:
     part: the part of a pattern.
-    layout: its tiles.
-    device: int [tiles], the device that computes each tile.
-    num_devices: devices, S.
-    own: positions that each device holds.
+    layout: the tiles of the part.
+    device: int [tiles], index of the device that computes each tile.
+    num_devices: number of devices, S.
+    own: number of positions that each device stores.
 
   Returns:
-    The positions of keys at the places of each device, int [S, places], -1 for
-    keys that no query needs; and the column of each tile among these, int
-    [tiles].
+    The position of the key at each place of each device, int [S, places], -1
+    for keys that no query needs; and the column of each tile in the device's
+    order of keys, int [tiles].
   """
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
 
-  # The different columns of all devices, and which of them each tile has.
+  # Find the distinct columns of each device, and the column of each tile among
+  # them.
   columns, column_of_tile = np.unique(
     device * num_cols + layout.cols, return_inverse=True
   )
   owner, col = np.divmod(columns, num_cols)
   positions = _positions(layout.key_order, col, tile)
 
-  # A column whose positions all lie on its device is needed whole. Of any
-  # other, only keys that are in a pair are sent: a strided column of a tile may
-  # have a single one. A full tile needs every key.
+  # If all positions of a column are stored on its device, all its keys are
+  # kept, because none need to be sent. Of any other column, only keys that are
+  # in some pair are sent: a strided pattern may need a single key of a tile. A
+  # full tile needs all keys.
   is_of_other = (positions // own != owner[:, None]) & (positions >= 0)
   is_away = is_of_other.any(1)
   is_needed = np.repeat(~is_away[:, None], tile, axis=1)
@@ -387,7 +405,7 @@ def _keys(part, layout, device, num_devices, own):
     row, key = np.nonzero(pairs.any(1))
     is_needed[column_of_tile[partial[here]][row], key] = True
 
-  # The columns of a device follow each other.
+  # Number the columns of each device consecutively.
   starts = np.searchsorted(owner, np.arange(num_devices + 1))
   place = np.arange(len(columns)) - starts[owner]
   most_columns = max(1, np.diff(starts).max())
@@ -399,10 +417,10 @@ def _keys(part, layout, device, num_devices, own):
 def plan_device(
   backend: contract.Backend, request: contract.Request
 ) -> contract.Plans:
-  """`Backend.plans` of a device, where positions are split.
+  """Returns the plans of a device if positions are split over devices.
 
-  Parts run in slices, or by heads where key heads divide and slices would bring
-  a device more positions than it has.
+  A part runs in slices. If slices would send a device more positions than it
+  stores, and the KV heads can be split evenly, heads are split instead.
   """
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
@@ -413,14 +431,16 @@ def plan_device(
     tile = _divisor_tile(backend, part, of_part, own)
     slices = slice_part(part, request.length, tile, num_devices)
 
-    # All keys for some heads, where slices would need nearly all keys as well.
+    # If slices would exchange many keys, exchange all positions of some heads
+    # instead.
     can_split_heads = of_part.num_key_heads % num_devices == 0
     if slices.received > own and can_split_heads:
       for plan in _plan_heads(backend, part, of_part):
         plans.append((plan, heads))
       continue
 
-    # Backends are frozen, and so hashable, which their protocol does not say.
+    # Backends are frozen dataclasses, and therefore hashable, but the type of
+    # the protocol does not say so.
     hashable: Any = backend
     tables = _tables(hashable, part, slices, of_part)
     plan = contract.Plan(
@@ -435,15 +455,15 @@ def plan_device(
 
 
 def _divisor_tile(backend, part, request, own):
-  """A tile that divides a device's `own` positions, unless it is too small."""
-  # Tiles within a device's positions are not padded.
+  """Returns a tile that divides a device's positions, unless too small."""
+  # Tiles that divide a device's positions need no padding.
   tile = backend.tile_size(part, request)
   divisor = math.gcd(tile, own)
   return divisor if divisor >= min(tile, backend.smallest_tile) else tile
 
 
 def _plan_heads(backend, part, request):
-  """Plans of a part for a device's share of the heads, at all positions."""
+  """Yields plans of a part for a device's share of heads, at all positions."""
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
   of_device = dataclasses.replace(
@@ -461,9 +481,10 @@ def _plan_heads(backend, part, request):
 
 @functools.lru_cache(maxsize=64)
 def _tables(backend, part, slices, request):
-  """The tables of all devices, stacked: arrays [S, ...].
+  """Stacks the tables of all devices: arrays [S, ...].
 
-  Kept: several layers, and both passes, ask for the same.
+  The result is cached, because several layers and both passes need the same
+  tables.
   """
   tables = backend.device_tables(part, slices.layouts, request)
   return jax.tree.map(lambda *x: np.stack(x), *tables)
@@ -472,14 +493,14 @@ def _tables(backend, part, slices, request):
 def own_heads(
   request: contract.Request, arrays: Any
 ) -> tuple[contract.Request, Any]:
-  """The request of a device's heads at all positions, and their arrays.
+  """Returns the request for a device's heads at all positions, and arrays.
 
-  Every device runs the same program, and so the same patterns.
+  All devices run the same program, so their heads must have equal patterns.
 
   Args:
-    request: that of all heads.
-    arrays: a pytree of arrays [heads, ...], or [1, ...] for all heads; those of
-      4 axes have sequences first.
+    request: the request for all heads.
+    arrays: a pytree of arrays [heads, ...], or [1, ...] if all heads share one.
+      Arrays with 4 axes have an axis of sequences first.
 
   Raises:
     ValueError: the heads cannot be split so that devices have equal patterns.
@@ -494,9 +515,9 @@ def own_heads(
     raise ValueError(
       "content-based patterns and a bias need all positions of a head on one"
       f" device, but {request.num_heads} heads cannot be split over"
-      f" {num_devices} devices so that each has the same patterns, and equally"
-      f" many of the {num_key_heads} key heads; split positions over fewer"
-      " devices"
+      f" {num_devices} devices so that all devices get the same patterns and"
+      f" equally many of the {num_key_heads} KV heads; split positions over"
+      " fewer devices"
     )
 
   first = lax.axis_index(axes) * num_heads
@@ -510,7 +531,7 @@ def own_heads(
   own_request = dataclasses.replace(
     request,
     patterns=patterns,
-    # `to_heads` gives a single key head to all devices.
+    # `to_heads` copies a single KV head to all devices.
     num_key_heads=max(1, num_key_heads // num_devices),
     split=contract.Split(),
   )

@@ -1,4 +1,4 @@
-"""Attention on several devices: within `jax.shard_map`, on any mesh."""
+"""Attention on several devices, by `jax.shard_map` on any mesh."""
 
 import math
 from collections.abc import Callable
@@ -18,12 +18,14 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   """Finds how queries are split over the mesh.
 
   Args:
-    q_BLHK: the queries, whose type may have a mesh; otherwise that in context.
-    spec: the axes of sequences, positions and heads, as in `attend`; None for
-      the default.
+    q_BLHK: the queries. Their type may name a mesh; otherwise, the mesh in
+      context is used.
+    spec: the mesh axes of sequences, positions and heads, as in `attend`; None
+      for the default.
 
   Raises:
-    ValueError: the spec is not one of this mesh, or does not divide the array.
+    ValueError: the spec does not fit the mesh, or does not split the array
+      evenly.
   """
   mesh = _mesh_of(q_BLHK)
   if spec is None:
@@ -32,12 +34,13 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
   is_spec = isinstance(spec, PartitionSpec | tuple) and len(spec) <= 3
   if not is_spec or {a for x in spec for a in _axes(x)} - set(mesh.axis_names):
     raise ValueError(
-      f"{spec=} must say which axes split sequences, positions and heads, of a"
-      f" mesh with axes {mesh.axis_names}; see `jax.set_mesh`"
+      f"{spec=} must say which axes split sequences, positions and heads, of"
+      f" the mesh with axes {mesh.axis_names}; set a mesh by `jax.set_mesh`"
     )
 
   asked = _split_by(spec, mesh)
-  # The axes of an enclosing `jax.shard_map` have already split the arrays.
+  # The manual axes of an enclosing `jax.shard_map` have already split the
+  # arrays.
   outside = set(mesh.manual_axes)
   split = Split(
     sequences=_without(asked.sequences, outside),
@@ -46,24 +49,28 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
     within=tuple(axis for axis in asked.positions if axis in outside),
   )
   if split.within and split.positions:
-    raise ValueError(f"{spec=}: only some axes of positions are manual")
+    raise ValueError(
+      f"{spec=}: either all or none of the axes of positions must be manual"
+    )
 
-  # `within` is beyond the three axes of the array, and not checked.
+  # `zip` ends after the three axes of the array, so `within` is not checked.
   whole = zip(q_BLHK.shape[:3], split, Split._fields, strict=False)
   for size, axes, name in whole:
     if size % _size(mesh, axes):
       raise ValueError(
         f"{size} {name} cannot be split over {_size(mesh, axes)} devices"
-        f" ({', '.join(axes)}); they must be a multiple"
+        f" (mesh axes {', '.join(axes)}); the number of {name} must be a"
+        f" multiple of {_size(mesh, axes)}"
       )
   return split
 
 
 def _default_split(q_BLHK, mesh):
-  """The split without a spec.
+  """Returns the split if no spec is given.
 
-  Explicit axes split as the type of the queries says. Automatic axes, whose
-  split is not known while tracing, split sequences if they divide them.
+  Explicit axes split as in the type of the queries. The split of automatic axes
+  is not known while tracing, so they are assumed to split sequences if they do
+  so evenly.
   """
   split = _split_by(jax.typeof(q_BLHK).sharding.spec, mesh)
   sequences = split.sequences
@@ -75,7 +82,7 @@ def _default_split(q_BLHK, mesh):
 
 
 def _split_by(spec, mesh):
-  """The split by a spec of queries, without axes of a single device."""
+  """Converts a spec of queries to a split, without axes of a single device."""
   single = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
   axes = [_without(_axes(entry), single) for entry in spec[:3]]
   # A spec may be shorter than the axes of the array.
@@ -92,13 +99,13 @@ def _without(axes, omitted):
 
 
 def _mesh_of(x):
-  """The abstract mesh that an array is on, or the one in context."""
+  """Returns the abstract mesh of an array, or the mesh in context."""
   mesh = jax.typeof(x).sharding.mesh
   return mesh if mesh.explicit_axes else jax.sharding.get_abstract_mesh()
 
 
 def num_devices(x: jax.Array, axes: Axes) -> int:
-  """Number of devices along axes of the mesh."""
+  """Returns the number of devices along mesh axes."""
   return _size(_mesh_of(x), axes)
 
 
@@ -109,26 +116,28 @@ def on_any_mesh(
   rest: Any,
   specs: Any,
 ) -> Results:
-  """Runs attention on one device, within `jax.shard_map`, or on any mesh.
+  """Runs attention on one device, or by `jax.shard_map` on a mesh.
 
   Args:
-    attention: a function (arrays, rest) of what a device has.
+    attention: a function (arrays, rest) of the shards of one device.
     split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
-      axes, results are split as the first.
-    rest, specs: a pytree of other arrays, and of their specs, its prefix.
+      axes, results are split like the first array.
+    rest, specs: a pytree of other arrays, and a prefix of it with their specs.
 
   Returns:
     (out_BLHE, lse_BLH) of all devices, split as `split` says.
   """
-  # One device needs no `shard_map`; within one, its arrays are all there are.
+  # A single device needs no `shard_map`. Within a `shard_map` over all axes,
+  # the arrays are already the shards of one device.
   mesh = _mesh_of(arrays[0])
   free = mesh.auto_axes + mesh.explicit_axes
   if not mesh.explicit_axes and _size(mesh, free) == 1:
     arrays, rest = _varying_alike((arrays, rest))
     return attention(arrays, rest)
 
-  # Gradients are summed over the devices along axes that are not in a spec,
-  # even over a single one.
+  # Axes of a single device are added to the spec, because gradients are summed
+  # over the devices along axes that are not in a spec, even along those with a
+  # single device.
   named = split.sequences + split.positions + split.heads
   single = [axis for axis in mesh.auto_axes if mesh.shape[axis] == 1]
   sequences = split.sequences + _without(single, named)
@@ -136,8 +145,8 @@ def on_any_mesh(
 
   query_spec = jax.typeof(arrays[0]).sharding.spec
   in_specs = spec, specs
-  # Explicit axes must be split as the specs say before the call; automatic ones
-  # are by the compiler.
+  # Along explicit axes, arrays must be split by the specs before the call.
+  # Along automatic axes, the compiler does this.
   if mesh.explicit_axes:
     arrays, rest = _reshard(mesh, (arrays, rest), in_specs)
   arrays, rest = jax.tree.map(jnp.asarray, (arrays, rest))
@@ -148,19 +157,20 @@ def on_any_mesh(
     in_specs=in_specs,
     out_specs=spec,
     axis_names=set(free),
-    # Loops start from arrays that do not vary over devices, and interpreted
-    # kernels do not say how their results vary.
+    # The check would fail, because loops start from arrays that do not vary
+    # over devices, and interpreted kernels do not declare how their results
+    # vary.
     check_vma=False,
   )(arrays, rest)
 
-  # Results get the type that the caller's queries had.
+  # Results get the sharding of the caller's queries.
   if mesh.explicit_axes:
     results = _reshard(mesh, results, PartitionSpec(*query_spec[:3]))
   return results
 
 
 def _reshard(mesh, inputs, specs):
-  """Inputs whose types match what `jax.shard_map` is told."""
+  """Reshards inputs along explicit axes, as `jax.shard_map` requires."""
   implicit = set(mesh.axis_names) - set(mesh.explicit_axes)
 
   def reshard(spec, tree):
@@ -179,7 +189,7 @@ def _reshard(mesh, inputs, specs):
 
 def _varying_alike(inputs):
   """Makes all arrays vary over the mesh axes that any of them varies over."""
-  # As the carry of a loop and what is added to it must.
+  # The carry of a loop and the values added to it must vary over the same axes.
   axes_of = lambda x: jax.typeof(x).manual_axis_type.varying
   leaves = jax.tree.leaves(inputs)
   union = {axis for x in leaves for axis in axes_of(x)}

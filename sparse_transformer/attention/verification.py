@@ -1,4 +1,4 @@
-"""Whether a backend computes, on this device, what plain XLA does."""
+"""Checks that a backend agrees with plain XLA on this device."""
 
 import dataclasses
 import functools
@@ -16,29 +16,34 @@ from sparse_transformer.attention.dispatch import attend
 from sparse_transformer.patterns import Pattern, analysis, shorten
 
 NAMES = "out", "lse", "dq", "dk", "dv"
-# The largest error by dtype, relative to the largest value of a head. In
-# Pallas' interpreter, Triton's kernels show 0.008, 3e-6 and 0.0009.
+# The largest allowed error for each dtype, relative to the largest value of a
+# head. In the Pallas interpreter, the errors of the Triton kernels are 0.008,
+# 3e-6 and 0.0009.
 TOLERANCES = {"bfloat16": 0.012, "float32": 2e-5, "float16": 0.002}
-# The largest error of the log-sum-exp, absolute. Scores are accumulated in
-# float32 whatever the dtype, and one wrong pair in 5,000 exceeds this.
+# The largest allowed absolute error of the log-sum-exp. It is small, because
+# scores are accumulated in float32 for every dtype. A single wrong pair in
+# 5,000 exceeds it.
 LSE_TOLERANCE = 1e-4
-# By default, JAX rounds products in float32 on accelerators.
+# By default, JAX computes products of float32 with lower precision on
+# accelerators.
 PRECISION = {"float32": "highest"}
-# Of the sequences in a batch: the factor of the queries, and the factor of the
-# tolerances, as rounding errors grow with the scores. In the last one, one pair
-# too many or too few exceeds the tolerances: all weigh about the same.
+# For each sequence in a batch, the factor of the queries, and the factor of the
+# tolerances, because rounding errors grow with the scores. In the last
+# sequence, all pairs have about the same weight, so that a single missing or
+# extra pair exceeds the tolerances.
 SCORES = 32, 1, 1 / 8
 ALLOWED = 5, 1, 1
-# Positions between which "dense" computes all pairs: no multiple of a tile, but
-# even, since JAX has no gradients of cuDNN's at odd lengths.
+# The number of positions for a comparison with "dense", which computes all
+# pairs. It is not a multiple of a tile, but even, because JAX has no gradients
+# of cuDNN attention at odd lengths.
 SMALL = 518
 
 
 class Report(NamedTuple):
-  """What `verify` found."""
+  """The result of `verify`."""
 
   backend: str
-  faults: tuple[str, ...]  # a phrase for each thing that is wrong
+  faults: tuple[str, ...]  # a phrase for each difference that was found
 
 
 def verify(
@@ -51,23 +56,24 @@ def verify(
   packed: bool = False,
   backend: str = "auto",
 ) -> Report:
-  """Compares what `attend` runs on this device with plain XLA in float32.
+  """Compares `attend` on this device with plain XLA in float32.
 
-  Outputs, log-sum-exp and gradients must agree with those of "dense" for a few
-  positions, and with those of "batched" for n positions. Content-based pairs
-  are not checked. A kernel that hangs or crashes does so in your process.
+  Outputs, log-sum-exp and gradients are compared with those of "dense" for at
+  most 518 positions, and with those of "batched" for n positions if n is
+  larger. Content-based pairs are not checked. Kernels run in the calling
+  process, so a kernel that hangs or crashes takes the process with it.
 
   Args:
     patterns: as in `attend`.
     shape: shape of the queries of one sequence, [n, heads, K].
     dtype: dtype of queries, keys and values.
-    key_heads: number of heads of keys and values; 0 for as many as queries.
-    value_width: width of a head's values; 0 for K.
-    packed: whether there are segments, as for packed documents.
+    key_heads: number of KV heads; 0 for the number of query heads.
+    value_width: width E of a head's values; 0 for K.
+    packed: whether to use segments, as for packed documents.
     backend: as in `attend`.
 
   Returns:
-    A `Report`, whose `faults` are empty if everything agrees.
+    A `Report`, whose `faults` are empty if all results agree.
 
   Raises:
     ValueError: an argument is invalid.
@@ -91,10 +97,10 @@ def verify(
 
 
 def verify_request(request: Request, backend: str = "auto") -> Report:
-  """`verify` of a request that `attend` may get on this device.
+  """Does the same as `verify`, for a request.
 
   Args:
-    request: its content-based parts are left out, and its split is not used.
+    request: the request. Its content-based parts and its split are ignored.
     backend: as in `attend`.
   """
   name = registry.resolve(backend, request)
@@ -106,8 +112,8 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
   if not request.patterns:
     return Report(backend=name, faults=())
 
-  # "dense" is the definition, but takes n x n memory: beyond a few positions,
-  # "batched" stands in for it.
+  # "dense" is the definition, but needs n x n memory. For longer sequences,
+  # "batched" replaces it.
   faults: list[str] = []
   plain_of = {min(request.length, SMALL): "dense"}
   if request.length > SMALL:
@@ -121,14 +127,15 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
       x.astype(np.promote_types(x.dtype, np.float32)) for x in inputs
     )
 
-    # Both get the same rounded numbers: what differs is how they are used.
+    # Both get the same rounded inputs, so that they differ only in how they
+    # compute.
     try:
       with jax.default_matmul_precision("highest"):
         expected = jax.device_get(run(exact, asked, plain))
       with jax.default_matmul_precision(PRECISION.get(request.dtype)):
         results = jax.device_get(run(inputs, asked, name))
       _, wrong = compare(results, expected, request.dtype)
-    except Exception as error:  # whatever a compiler or a device raises
+    except Exception as error:  # compilers and devices may raise any error
       words = " ".join(str(error).split())
       wrong = [shorten(f"{type(error).__name__}: {words}")]
     faults += [f"{fault} at n = {n:,}" for fault in wrong]
@@ -136,7 +143,7 @@ def verify_request(request: Request, backend: str = "auto") -> Report:
 
 
 def _has_lse(name, request):
-  """Whether what runs a request would also return the log-sum-exp."""
+  """Returns whether the backend could also return the log-sum-exp."""
   with_lse = dataclasses.replace(request, lse=True)
   backend = registry.BACKENDS.get(name)
   return backend is None or backend.unsupported(with_lse) is None
@@ -146,7 +153,10 @@ def _has_lse(name, request):
 def run(
   inputs: tuple[Any, ...], request: Request, backend: str
 ) -> tuple[jax.Array, ...]:
-  """(out, lse, dq, dk, dv) of inputs of `draw`; lse is 0 if -inf or unknown."""
+  """Computes (out, lse, dq, dk, dv) for inputs from `draw`.
+
+  lse is 0 if it is -inf, or if the request does not return it.
+  """
   q, k, v, dout, dlse = inputs
   batch, n = q.shape[:2]
   segments_BL: Any = None
@@ -176,12 +186,12 @@ def run(
 
 
 def draw(request: Request) -> tuple[np.ndarray, ...]:
-  """Draws inputs of `run` for a request, three sequences of them.
+  """Draws the inputs of `run` for a request, three sequences in all.
 
   The scores of the sequences differ in size, see `SCORES`.
 
   Returns:
-    q, k, v and the cotangents of out and lse, in natural order: [3, n, H, ...].
+    q, k, v and the cotangents of out and lse, [3, n, H, ...] in natural order.
   """
   batch = len(SCORES)
   n = request.length
@@ -190,7 +200,8 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   width = request.value_width
   rng = np.random.default_rng(n)
 
-  # In float32 even for bfloat16, so that all dtypes have the same numbers.
+  # Numbers are drawn in float32 even for other dtypes, so that all dtypes get
+  # the same numbers, up to rounding.
   def draw_normal(*shape: int) -> np.ndarray:
     return rng.standard_normal(size=shape, dtype=np.float32)
 
@@ -211,16 +222,17 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
   dlse = draw_normal(batch, n, num_heads)
   q *= np.array(SCORES, np.float32).reshape(-1, 1, 1, 1)
 
-  # In the last sequence, weights are about 1 / number of keys; with cotangents
-  # times that, all rows count alike. The gradient of lse exceeds those of the
-  # weights, so that gradients of scores are not near zero by chance.
+  # In the last sequence, weights are about 1 / number of keys. Cotangents are
+  # multiplied by the number of keys, so that all rows count alike. The
+  # cotangent of lse exceeds the gradients of the weights, so that gradients of
+  # scores are not near zero by chance.
   counts = {}
   for pattern in set(request.patterns):
     counts[pattern] = analysis.keys_per_query(pattern, n)
   by_head = [counts[pattern] for pattern in request.patterns]
   counts_LH = np.stack(by_head, axis=1)
 
-  # Where rows have many keys, float16 does not hold as much.
+  # If rows have many keys, scaled cotangents may not fit in float16.
   limit = np.inf
   if request.dtype == "float16":
     limit = float(np.finfo(np.float16).max)
@@ -237,18 +249,19 @@ def draw(request: Request) -> tuple[np.ndarray, ...]:
 def compare(
   results: Sequence[Any], expected: Sequence[Any], dtype: str
 ) -> tuple[dict[str, float], list[str]]:
-  """The error of each result of `run`, and a phrase for each that is wrong.
+  """Returns the error of each result of `run`, and a phrase for each fault.
 
-  Errors are relative to the largest value of a head, or absolute for lse, over
-  the factor in `ALLOWED`.
+  Errors are relative to the largest value of a head, or absolute for lse. They
+  are divided by the factors in `ALLOWED`.
   """
   errors = {}
   faults = []
   for name, x, y in zip(NAMES, results, expected, strict=True):
-    # All but sequences and heads, each of which must be right by itself.
+    # Maxima are taken over all axes except sequences and heads, so that each
+    # sequence and head must be right by itself.
     axes = (1, *range(3, y.ndim))
     limit = TOLERANCES.get(dtype, 2e-5)
-    with np.errstate(all="ignore"):  # wrong results may be infinite, or NaN
+    with np.errstate(all="ignore"):  # wrong results may be infinite or NaN
       difference = np.asarray(x).astype(np.float64) - y
       error = np.abs(difference).max(axes)
       if name == "lse":

@@ -1,9 +1,10 @@
-"""One backward pass for all plans: the custom derivatives of attention.
+"""The custom derivatives of attention: one backward pass for all plans.
 
-The results of plans are merged by log-sum-exp. In the backward pass each plan
-recomputes its weights against the merged log-sum-exp, so nothing of size
-n x keys is stored. It needs no gradients of single plans: those of queries,
-keys and values are sums over all pairs, in whatever plans they are.
+The results of plans are merged by log-sum-exp. In the backward pass, each plan
+recomputes its weights from the merged log-sum-exp, so no array of size n x keys
+is stored. The merge itself needs no derivatives, because the gradients of
+queries, keys and values are sums over all pairs, however these are divided into
+plans.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from sparse_transformer.attention import (
 from sparse_transformer.attention.backends import diagonals, xla
 from sparse_transformer.attention.content import binding, found_tiles
 
-# A plan, with what runs it and for which heads.
+# A plan with its runner and its heads.
 Planned = tuple[contract.Runner, contract.Plan, contract.Heads]
 
 
@@ -37,26 +38,26 @@ def _run_plans(
   runtime_tables: Any,
   first: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of a device.
+  """Computes (out_BLHE, lse_BLH) on one device.
 
   Args:
-    backend: what runs static pairs.
-    request: what is asked of this device.
+    backend: the backend that runs static pairs.
+    request: the request for this device.
     queries, keys: the arrays of this device.
-    bias_HD: the bias of the device's heads; None for none.
-    runtime_tables: what `binding.prepare` returns.
+    bias_HD: the bias of the device's heads, or None.
+    runtime_tables: the tables that `binding.prepare` returns.
     first: the position of the first query of a slice; None for all queries.
 
   Returns:
-    out in the dtype of values, and lse, -inf for a query without keys, in
-    float32 or wider. Without patterns, those of no keys.
+    out in the dtype of the values, and lse in float32 or wider. A query without
+    keys gets 0 and -inf.
   """
   num_queries = queries.q.shape[1]
   plans = _plan(backend, request, num_queries, bias_HD, runtime_tables, first)
   out_BLHE, lse_BLH = forward(plans, queries, keys)
   out_BLHE = out_BLHE.astype(keys.v.dtype)
 
-  # Named outside the loops, so that `jax.checkpoint` can keep them.
+  # Results are named outside the loops, so that `jax.checkpoint` can save them.
   out_BLHE, lse_BLH = contract.name_saved(out_BLHE, lse_BLH)
   return out_BLHE, lse_BLH
 
@@ -70,7 +71,7 @@ def _forward(backend, request, queries, keys, bias_HD, runtime_tables, first):
 
 
 def _backward(backend, request, saved, cotangents):
-  """The gradients of the arrays of `_run_plans`."""
+  """Computes the gradients of the arrays of `_run_plans`."""
   inputs, (out_BLHE, lse_BLH) = saved
   queries, keys, bias_HD, runtime_tables, first = inputs
   dout_BLHE, dlse_BLH = cotangents
@@ -87,14 +88,16 @@ def _backward(backend, request, saved, cotangents):
     dlse_BLH,
   )
 
-  # Sums are in float32; gradients have the dtypes of their arrays.
+  # Gradients are summed in float32 or wider, and then converted to the dtypes
+  # of their arrays.
   dq, dk, dv, dbias_HD = jax.tree.map(
     lambda g, x: g.astype(x.dtype),
     grads,
     (queries.q, keys.k, keys.v, bias_HD),
   )
 
-  # Segments, the tables of plans and the first position are integers.
+  # Segments, tables and the first position are integers, which have no
+  # gradients.
   no_tables = no_first = None
   return (
     contract.Queries(dq),
@@ -110,32 +113,33 @@ run_plans.defvjp(_forward, _backward)
 
 
 def _plan(backend, request, num_queries, bias_HD, runtime_tables, first):
-  """Makes all plans of a device, again in each pass: plans are not arrays.
+  """Makes all plans of a device.
 
-  Backends keep their plans, so that a second call costs nothing.
+  Both passes call this, because plans cannot be passed between them like
+  arrays. Backends cache their plans, so a second call costs nothing.
 
   Args:
-    backend: what `registry.choose` chose for static pairs.
-    request: what is asked of this device.
-    num_queries: the queries of this device, L.
+    backend: the backend that `registry.choose` chose for static pairs.
+    request: the request for this device.
+    num_queries: number of queries on this device, L.
     bias_HD, runtime_tables, first: as in `_run_plans`.
 
   Returns:
-    [(runner, plan, heads)], a list of `Planned`.
+    A list of `Planned`, (runner, plan, heads).
   """
-  # Static pairs: their tables are known while the program is traced.
+  # The tables of static pairs are known while the program is traced.
   static = binding.static_parts(request.patterns)
   static_request = dataclasses.replace(request, patterns=static)
   plans: contract.Plans = ()
 
-  # The chosen backend runs neither a bias nor a slice of the queries: both are
-  # known at run time only.
+  # The chosen backend supports neither a bias nor a slice of the queries,
+  # because both are known only at run time.
   if bias_HD is not None:
     backend = diagonals
     plans = diagonals.plans(static_request, bias_HD, num_queries, first)
   elif first is not None:
-    # `slice_plans` has tiles of its own, so that either backend of plain XLA
-    # could run them, on any device.
+    # Plans of `slice_plans` do not depend on the backend's tiles, so either
+    # plain XLA backend could run them on any device.
     backend = xla.ON_CPUS
     plans = xla.slice_plans(static, num_queries, request.length, first)
   elif static and request.split.over_positions:
@@ -144,13 +148,14 @@ def _plan(backend, request, num_queries, bias_HD, runtime_tables, first):
     plans = backend.plans(static_request)
   planned = [(backend, plan, heads) for plan, heads in plans]
 
-  # The tables of content-based parts were found at run time.
+  # The tables of content-based parts are found at run time.
   runner = found_tiles.FoundTiles(request.platform)
   runtime_plans = binding.plan_found(request.patterns, runtime_tables)
   planned += [(runner, plan, heads) for plan, heads in runtime_plans]
 
-  # The plan that runs alone may round its results. Otherwise outputs are merged
-  # with others, and so are gradients of keys, of some heads or of devices.
+  # A plan may round its results only if it is the only plan, of all heads, on
+  # one share of positions. Otherwise, its outputs and its gradients of keys are
+  # merged with those of other plans, heads or devices.
   is_whole = (
     len(planned) == 1
     and len(planned[0][-1]) == request.num_heads
@@ -169,31 +174,31 @@ def _plan(backend, request, num_queries, bias_HD, runtime_tables, first):
 def forward(
   plans: Sequence[Planned], queries: contract.Queries, keys: contract.Keys
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) over the pairs of all plans, float32 or wider.
+  """Computes (out_BLHE, lse_BLH) over all plans, in float32 or wider.
 
   Args:
-    plans: plans of disjoint pairs, each with its runner and its heads.
+    plans: plans with disjoint pairs, each with its runner and its heads.
     queries, keys: the arrays of all heads, in natural order.
   """
-  # Heads without any plan have no keys.
+  # Heads without a plan have no keys, so results start at 0 and -inf.
   dtype = np.promote_types(queries.q.dtype, np.float32)
   shape = queries.q.shape[:3]
   out_BLHE = jnp.zeros((*shape, keys.v.shape[3]), dtype)
   lse_BLH = jnp.full(shape, -jnp.inf, dtype)
   for i, (runner, plan, heads) in enumerate(plans):
     if i:
-      # In turn: parts that run at the same time evict each other's tiles from
-      # the cache.
+      # Plans run one after another, because plans that run at the same time
+      # evict each other's tiles from the cache.
       queries, out_BLHE, lse_BLH = lax.optimization_barrier(
         (queries, out_BLHE, lse_BLH)
       )
 
-    # In the plan's order and back.
+    # Sort the arrays into the plan's orders, and sort the results back.
     own_queries, own_keys = _arranged(plan, heads, queries, keys)
     results = runner.forward(plan, own_queries, own_keys)
     out, lse = plan.queries.restore(results)
 
-    # The first plan has nothing to be merged with.
+    # The first plan has no earlier results to merge with.
     if i:
       index = heads_lib.index_of(heads, shape[2])
       earlier = out_BLHE[:, :, index], lse_BLH[:, :, index]
@@ -218,19 +223,20 @@ def backward(
   Args:
     plans: as in `forward`.
     queries, keys: as in `forward`.
-    bias_HD: the bias of all heads; None for none.
+    bias_HD: the bias of all heads, or None.
     out_BLHE, lse_BLH: the merged results of `forward`.
-    dout_BLHE, dlse_BLH: the gradients of the loss by these.
+    dout_BLHE, dlse_BLH: the gradients of the loss with respect to these.
 
   Returns:
     (dq_BLHK, dk_BMGK, dv_BMGE, dbias_HD), in the dtype of lse.
   """
-  # With p the merged weights: ds = p (dout v^T - delta), and lse adds p dlse.
+  # With merged weights p, the gradients of scores are ds = p (dout v^T - delta)
+  # from the outputs, plus p dlse from the log-sum-exp.
   dtype = lse_BLH.dtype
   delta_BLH = (out_BLHE.astype(dtype) * dout_BLHE.astype(dtype)).sum(-1)
   queries = queries._replace(
     dout=dout_BLHE,
-    # A row without keys has no weights; 0 keeps its exp(-inf - lse) at 0.
+    # A row without keys has no weights. With lse = 0, its exp(-inf - lse) is 0.
     lse=jnp.where(jnp.isfinite(lse_BLH), lse_BLH, 0),
     delta=delta_BLH - dlse_BLH,
   )
@@ -253,7 +259,7 @@ def backward(
       heads_lib.add_heads(grads[2], key_heads, dv),
     ]
 
-    # Of runners with a bias, which are those of `diagonals`.
+    # Only the runner `diagonals` has a bias, and returns its gradient.
     for gradient in dbias:
       index = heads_lib.index_of(heads, len(dbias_HD))
       dbias_HD = dbias_HD.at[index].add(gradient)
@@ -266,7 +272,7 @@ def _key_heads(heads, queries, keys):
 
 
 def _arranged(plan, heads, queries, keys):
-  """The queries of heads, and their keys, in the orders of a plan."""
+  """Returns the queries of heads, and their keys, in a plan's orders."""
   own_queries = _take(heads, queries)
   own_keys = _take(_key_heads(heads, queries, keys), keys)
   return (
@@ -276,7 +282,7 @@ def _arranged(plan, heads, queries, keys):
 
 
 def _take(heads, arrays):
-  """The arrays of heads; an array with one head, as segments, is of all."""
+  """Returns arrays for some heads; a single head, as of segments, stays."""
 
   def take(x_BLH):
     num_heads = x_BLH.shape[2]

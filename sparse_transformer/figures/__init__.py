@@ -1,1 +1,1 @@
-"""Pictures of patterns, and of bits by step and position."""
+"""Figures of patterns, and of bits by training step and by position."""

@@ -1,4 +1,4 @@
-"""Bits by training step, and by position."""
+"""Figures of bits by training step, by position and by pixel."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -10,9 +10,10 @@ from sparse_transformer.figures import style
 # Inches of a figure with a single panel.
 WIDTH = 5
 HEIGHT = 3.2
-# The side of a channel, in inches.
+# The side of a channel's panel, in inches.
 PANEL = 2.6
-# The least bits between the ends of the colors, so that noise looks flat.
+# The smallest range of the color scale, in bits. Differences that are only
+# noise then look flat.
 LEAST = 0.01
 # The number of blocks of positions whose means are drawn.
 BLOCKS = 64
@@ -20,37 +21,37 @@ LOOKS = {
   "train": dict(color=style.LIGHT, lw=0.8),
   "validation": dict(color=style.DARK, lw=2, marker="."),
 }
-# The lines of metrics.jsonl.
+# Lines of metrics.jsonl, as dictionaries.
 Lines = Iterable[Mapping[str, Any]]
 
 
 def series(
   lines: Lines, split: str, fields: Iterable[str]
 ) -> dict[str, list[float]]:
-  """The values of some fields in the lines of a split.
+  """Returns the values of some fields in the lines of a split.
 
   Args:
-    lines: of metrics.jsonl, as dictionaries.
+    lines: lines of metrics.jsonl, as dictionaries.
     split: "train", "validation" or "test".
-    fields: those that all of these lines have.
+    fields: names of fields that all lines of the split have.
 
   Returns:
-    {field: its values, in the order of lines}.
+    {field: its values, in the order of the lines}.
   """
   of_split = [line for line in lines if line["split"] == split]
   return {field: [line[field] for line in of_split] for field in fields}
 
 
 def bits_by_step(lines: Sequence[Mapping], unit: str) -> "style.Figure":
-  """A figure with the curves of a run: training and validation.
+  """Plots the training curve and the validation curve of a run.
 
   Args:
-    lines: of metrics.jsonl, as dictionaries.
-    unit: of losses, the label of the y axis.
+    lines: lines of metrics.jsonl, as dictionaries.
+    unit: unit of losses, which labels the y axis.
   """
   figure, axis = _axis(xlabel="step", ylabel=unit)
   for split, look in LOOKS.items():
-    # A run that has just begun has no validation yet.
+    # A run that has just begun has no validation lines yet.
     values = series(lines, split, ("step", "bits_per_dim"))
     if values["step"]:
       _plot(axis, values["step"], values["bits_per_dim"], label=split, **look)
@@ -61,13 +62,13 @@ def bits_by_step(lines: Sequence[Mapping], unit: str) -> "style.Figure":
 def bits_by_position(
   bits_L: np.ndarray, result: Mapping[str, Any]
 ) -> "style.Figure":
-  """A figure of mean bits by position in the window: how context is used.
+  """Plots mean bits by position in the window, to show how context is used.
 
-  Positions that only the first window scores are left out.
+  Positions that are scored only in the first window are omitted.
 
   Args:
-    bits_L: [length], bits, nan where a position was not scored.
-    result: what `eval.py` prints.
+    bits_L: [length], mean bits of each position; NaN if it was not scored.
+    result: the result that `eval.py` prints.
   """
   min_context = result["min_context"]
   label = "position in window"
@@ -76,19 +77,21 @@ def bits_by_position(
   figure, axis = _axis(xlabel=label, ylabel=result["unit"])
   axis.set_title(_title(result), fontsize="medium")
 
-  # The first window scores all of its positions, others the last ones only:
-  # means of its first positions would be of a single sequence.
+  # The first window scores all of its positions, but other windows score only
+  # their last ones. The means of the first positions would come from a single
+  # window.
   shown = bits_L[min_context:]
   first = min_context + 1
   end = len(bits_L) + 1
   axis.plot(np.arange(first, end), shown, ".", ms=2, color=style.LIGHT)
 
-  # Positions are averaged over blocks that look equally wide.
+  # Positions are averaged over blocks that look equally wide on the axis.
   is_scaled = end > 10 * first
   space = np.geomspace if is_scaled else np.linspace
   bounds = space(first, end, BLOCKS + 1).round()
   bounds = np.unique(bounds.astype(int))
-  # Rounded bounds may coincide where blocks are narrow; `unique` drops those.
+  # Rounded bounds may coincide if blocks are narrow; `unique` has removed
+  # duplicates.
   starts = bounds[:-1]
   centers = (starts + bounds[1:] - 1) / 2
 
@@ -112,19 +115,20 @@ def bits_by_position(
 def bits_by_pixel(
   bits_L: np.ndarray, shape: tuple[int, int, int], result: Mapping[str, Any]
 ) -> "style.Figure":
-  """A figure of mean bits by pixel, with a panel for each channel.
+  """Plots mean bits by pixel, with a panel for each channel.
 
   Args:
-    bits_L: [rows * columns * channels], bits.
+    bits_L: [rows * columns * channels], mean bits of each position.
     shape: (rows, columns, channels) of the images.
-    result: what `eval.py` prints.
+    result: the result that `eval.py` prints.
   """
   channels = shape[2]
   width = max(WIDTH, PANEL * channels + 1)
   figure, axes = style.subplots(1, channels, width, PANEL + 1)
   figure.suptitle(_title(result), fontsize="medium")
 
-  # A few extremes, such as the first pixel, would take most of the colors.
+  # The scale ignores extremes, because a few pixels, such as the first, would
+  # otherwise take up most of the colors.
   low, high = np.nanpercentile(bits_L, (1, 99))
   high = max(high, low + LEAST)
   names = ("red", "green", "blue") if channels == 3 else [""] * channels
@@ -139,7 +143,7 @@ def bits_by_pixel(
     )
     axis.set(xlabel="column", ylabel="row", title=names[i])
 
-  # All panels have one scale, so that channels can be compared.
+  # All panels share one scale, so that channels can be compared.
   figure.colorbar(
     image,
     ax=list(axes[0]),
@@ -150,7 +154,7 @@ def bits_by_pixel(
 
 
 def _title(result):
-  """What was scored, and its bits, above lines of overrides."""
+  """Returns a title with the score, followed by a line for each override."""
   title = "{split}, step {step}, min_context {min_context}".format(**result)
   if result["bits_per_dim"] is not None:
     title += f": {result['bits_per_dim']:.4f}"
@@ -160,7 +164,7 @@ def _title(result):
 
 
 def _axis(xlabel, ylabel):
-  """A figure, and its only axes, with whole numbers below them."""
+  """Returns a figure and its only axes, with integer ticks on the x axis."""
   figure, ((axis,),) = style.subplots(1, 1, WIDTH, HEIGHT)
   axis.set(xlabel=xlabel, ylabel=ylabel)
   style.open_frame(axis)
@@ -170,24 +174,25 @@ def _axis(xlabel, ylabel):
 
 
 def _plot(axis, x, y, **look):
-  """Draws a curve; one with a single point is drawn as a dot."""
+  """Draws a curve, or a dot if there is only one point."""
   if np.isfinite(y).sum() == 1:
     look["marker"] = "."
   axis.plot(x, y, **look)
 
 
 def _mean_of_blocks(values, starts):
-  """Means of blocks of positions, ignoring nan.
+  """Computes means over blocks of positions, ignoring NaN.
 
   Args:
-    values: [n], nan where a position was not scored.
+    values: [n], NaN where a position was not scored.
     starts: the first position of each block, increasing integers.
 
   Returns:
-    Means, [blocks]; nan where all values of a block are.
+    Means, [blocks]; NaN if all values of a block are NaN.
   """
   known = ~np.isnan(values)
   sums = np.add.reduceat(np.where(known, values, 0), starts)
   counts = np.add.reduceat(known, starts, dtype=int)
-  # Where nothing is counted, the quotient is not used, but must not warn.
+  # If nothing is counted, the quotient is not used, but a division by 0 would
+  # print a warning.
   return np.where(counts, sums / np.maximum(counts, 1), np.nan)

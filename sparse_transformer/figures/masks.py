@@ -1,4 +1,4 @@
-"""Pictures of attention patterns, like Figure 3 of Child et al. 2019."""
+"""Figures of attention patterns, like Figure 3 of Child et al. 2019."""
 
 import os
 import re
@@ -11,26 +11,27 @@ import numpy as np
 from sparse_transformer.figures import style
 from sparse_transformer.patterns import Pattern
 
-# The most positions of a matrix that are drawn.
+# The maximum number of positions of a matrix that are drawn.
 MAX_LENGTH = 4096
-# The most cells on a side of an image: more would not be visible.
+# The maximum number of cells on a side of an image. More would not be visible.
 MAX_CELLS = 256
-# The most cells on a side that are separated by lines.
+# The maximum number of cells on a side that are separated by lines.
 MAX_OUTLINED = 32
-# The most patterns in one picture.
+# The maximum number of patterns in one figure.
 MAX_PANELS = 12
 ALL_QUERIES = "of all queries,\none per row"
 # The side of a panel, in inches.
 PANEL = 2.4
 # The number of characters of a title that fit on a line above a panel.
 LINE = 28
-# The most lines in the title of a pattern.
+# The maximum number of lines in the title of a pattern.
 MAX_LINES = 8
-# Values of a cell; 0: not attended to; MAYBE: that depends on the content.
+# Values of a cell. 0 means not attended to; MAYBE means that it depends on the
+# content.
 KEY = 1
 QUERY = 2
 MAYBE = 3
-# A lone key keeps this fraction of its color among joined cells.
+# The smallest fraction of its color that a pixel with any key gets.
 PALEST = 0.5
 
 # The heads of each layer.
@@ -40,17 +41,17 @@ Layers = Sequence[Sequence[Pattern]]
 def save_patterns(
   path: str | os.PathLike, layers: Layers, shape: Sequence[int], length: int
 ) -> None:
-  """Draws the first 12 distinct patterns of a network, see `panels`.
+  """Draws the first 12 distinct patterns of a network, as `panels` does.
 
-  Titles say which layers and heads have a pattern.
+  The title of each pattern lists the layers and heads that use it.
 
   Args:
-    path: of a PNG file.
+    path: path of the PNG file to write.
     layers: the heads of each layer.
-    shape: of the data, (rows, columns, ...).
-    length: of a sequence.
+    shape: shape of the data, (rows, columns, ...).
+    length: length of a sequence.
   """
-  # Patterns are equal by value, so that equal heads share a panel.
+  # Patterns are compared by value, so heads with equal patterns share a panel.
   layers_of: dict[Pattern, set[int]] = {}
   heads_of: dict[Pattern, set[int]] = {}
   for layer, heads in enumerate(layers):
@@ -71,7 +72,7 @@ def save_patterns(
 
 
 def first_few(numbers: Iterable[int], size: int) -> str:
-  """The smallest of some numbers below `size`, as text; or "all".
+  """Lists the smallest of some numbers below `size` as text, or "all".
 
   >>> first_few(range(0, 128, 4), 128), first_few(range(9), 9)
   ('0, 4, 8, 12 ...', 'all')
@@ -90,18 +91,18 @@ def panels(
   length: int,
   note: str = "",
 ) -> "style.Figure":
-  """A figure with a column for each pattern.
+  """Returns a figure with a column for each pattern.
 
-  Above are the positions of one query's keys, in the `shape` of the data, rows
-  first; below is the pattern as a matrix of queries (rows) and keys, up to
-  position 4,096.
+  The upper panel shows the keys of one query, at their positions in the data,
+  whose rows come first. The lower panel shows the pattern as a matrix of
+  queries (rows) and keys (columns), up to position 4,096.
 
   Args:
-    titles: of the columns.
-    patterns: as many.
-    shape: of the data, whose product is at least the length.
-    length: of a sequence.
-    note: above all columns, if any.
+    titles: titles of the columns.
+    patterns: one pattern for each title.
+    shape: shape of the data, whose product is at least the length.
+    length: length of a sequence.
+    note: text above all columns; "" for none.
 
   Raises:
     ValueError: a pattern does not fit the length.
@@ -126,23 +127,24 @@ def panels(
 def columns(
   titles: Sequence[str], labels: Sequence[str], above: str
 ) -> "tuple[style.Figure, np.ndarray]":
-  """A figure with two panels below each title.
+  """Makes a figure with two panels below each title.
 
   Args:
-    titles: of the columns; long ones are wrapped.
-    labels: of the upper and the lower row.
-    above: a line above all columns; "" for none.
+    titles: titles of the columns; long ones are wrapped.
+    labels: labels of the upper and the lower row.
+    above: text above all columns; "" for none.
 
   Returns:
-    The figure, and its axes [2, titles].
+    The figure and its axes [2, titles].
   """
   wrapped = [_wrapped(title) for title in titles]
-  # The figure grows with the lines of its titles; panels keep their size.
+  # The figure grows with the number of lines in titles, so that panels keep
+  # their size.
   lines = max(title.count("\n") for title in wrapped)
   height = 2 * PANEL + 0.2 * (1 + lines)
   height += 0.25 * len(above.splitlines())
   number = len(titles)
-  # A line above needs the width of two panels.
+  # Text above the columns needs the width of two panels.
   width = PANEL * max(number, 2 if above else 1)
 
   figure, axes = style.subplots(2, number, width, height)
@@ -156,9 +158,9 @@ def columns(
 
 
 def _wrapped(title):
-  """A title in short lines, within no parentheses which fit on a line."""
+  """Wraps a title, but not within parentheses that fit on a line."""
 
-  # Spaces that do not break a line keep Strided(128, first=0) in one piece.
+  # Non-breaking spaces keep text such as Strided(128, first=0) on one line.
   def whole(term):
     return term[0].replace(" ", "\xa0" if len(term[0]) <= LINE else " ")
 
@@ -168,10 +170,10 @@ def _wrapped(title):
 
 
 def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
-  """Shows an image in a panel, its cells outlined if they are few.
+  """Shows an image in a panel, with outlined cells if they are few.
 
   Args:
-    axis: of Matplotlib.
+    axis: axes of Matplotlib.
     image: RGB, [rows, columns, 3].
     aspect: "equal" for square cells, "auto" to fill the panel.
   """
@@ -179,7 +181,7 @@ def show(axis: Any, image: np.ndarray, aspect: str = "equal") -> None:
   axis.set(xticks=[], yticks=[])
   axis.spines[:].set_color(style.GRID)
 
-  # Lines between more cells would hide them.
+  # If there are more cells, lines between them would hide them.
   rows, columns = image.shape[:2]
   if max(rows, columns) > MAX_OUTLINED:
     return
@@ -193,8 +195,8 @@ def _separate(draw, number, length):
 
   Args:
     draw: `axis.hlines` or `axis.vlines`.
-    number: of cells that the lines separate.
-    length: of the lines, in cells.
+    number: number of cells that the lines separate.
+    length: length of the lines, in cells.
   """
   between = np.arange(0.5, number - 1)
   draw(
@@ -207,30 +209,30 @@ def _separate(draw, number, length):
 
 
 def shown_query(n: int) -> int:
-  """The query, of n, whose keys are drawn in the data."""
-  # In the lower half, where it has many keys, and at no multiple
-  # of most strides.
+  """Returns the query, out of n, whose keys are drawn in the data."""
+  # The query is in the lower half, where it has many keys, and is not at a
+  # multiple of most strides.
   return min(n - 1, int(n * 0.71))
 
 
 def cell_size(n: int) -> int:
-  """The number of positions, of n, that are joined into one pixel."""
+  """Returns the number of positions, out of n, that a pixel combines."""
   return -(-n // MAX_CELLS)
 
 
 def image_of_query(
   pattern: Pattern, length: int, shape: Sequence[int]
 ) -> np.ndarray:
-  """RGB image of what a query in the lower half sees.
+  """Returns an RGB image of the keys of one query, see `shown_query`.
 
   Args:
     pattern: the pattern.
-    length: of a sequence.
-    shape: of the data, (rows, columns, ...), in which positions are laid out
-      row by row.
+    length: length of a sequence.
+    shape: shape of the data, (rows, columns, ...), in which positions are laid
+      out row by row.
   """
   query = shown_query(length)
-  # The data may have more positions than the sequence; those stay empty.
+  # The data may have more positions than the sequence. These stay empty.
   cells = np.zeros(np.prod(shape), np.uint8)
   cells[:length] = _cells(pattern, query, np.arange(length))
   cells[query] = QUERY
@@ -240,9 +242,9 @@ def image_of_query(
 
 
 def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
-  """RGB image of the pairs of the first n positions.
+  """Returns an RGB image of the pairs among the first n positions.
 
-  It is painted in strips of queries, without an n x n array.
+  The image is painted in strips of queries, so that no n x n array is needed.
   """
   keys = np.arange(n, dtype=np.int32)
   size = cell_size(n)
@@ -251,36 +253,38 @@ def image_of_matrix(pattern: Pattern, n: int) -> np.ndarray:
   for start in range(0, n, size):
     queries = keys[start : start + size, None]
     cells = _cells(pattern, queries, keys)
-    # The diagonal, where a query is its own key.
+    # Mark the diagonal, where a query is its own key.
     cells = np.where(queries == keys, QUERY, cells)
     strips.append(paint(cells, size, size))
   return np.concatenate(strips)
 
 
 def _cells(pattern, q, k):
-  """The values of pairs: KEY, MAYBE or 0.
+  """Returns the values of pairs: KEY, MAYBE or 0.
 
   Args:
     pattern: the pattern.
-    q: positions of queries.
-    k: positions of keys; both broadcast.
+    q: positions of queries, integers.
+    k: positions of keys, integers; the shapes of both broadcast.
   """
   if not pattern.contents():
     return np.where(pattern.mask(q, k), KEY, 0)
-  # With all keys that content may choose, less those that are always seen.
+  # Pairs that may exist for some content are MAYBE, and pairs that exist for
+  # any content are KEY.
   cells = np.where(pattern.support().mask(q, k), MAYBE, 0)
   return np.where(pattern.static_part().mask(q, k), KEY, cells)
 
 
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
-  """RGB image of cells, `height` x `width` of them joined into one pixel.
+  """Returns an RGB image, whose pixels combine `height` x `width` cells.
 
-  A pixel is paler if fewer of its cells are keys; any query in it hides them.
+  A pixel is paler if fewer of its cells are keys. If any of its cells is a
+  query, the pixel shows the query instead.
 
   Args:
-    cells: [rows, columns], of 0, `KEY`, `QUERY` and `MAYBE`.
-    height: of a pixel, in cells.
-    width: of a pixel, in cells.
+    cells: [rows, columns], with values 0, `KEY`, `QUERY` and `MAYBE`.
+    height: height of a pixel, in cells.
+    width: width of a pixel, in cells.
 
   Returns:
     uint8 [pixels, pixels, 3].
@@ -290,13 +294,14 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
   maybe = pool(cells == MAYBE, height, width)
   queries = pool(is_query, height, width)
 
-  # A lone key keeps some color.
+  # Even a single key in a pixel remains visible.
   shade = PALEST + (1 - PALEST) * keys
   shade[keys == 0] = 0
   white = style.rgb("#ffffff")
   to_blue = style.rgb(style.LIGHT) - white
   image = white + to_blue * shade[..., None]
-  # The last color wins: query over yellow over blue, but keys hide yellow.
+  # Later colors replace earlier ones, so a query replaces yellow and blue.
+  # Yellow is used only in pixels without keys.
   maybe[keys > 0] = 0
   image[maybe > 0] = style.rgb(style.PALE)
   image[queries > 0] = style.rgb(style.DARK)
@@ -304,7 +309,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:
-  """Means over blocks of cells; the last ones may be smaller.
+  """Computes means over blocks of cells, of which the last may be smaller.
 
   Args:
     cells: [rows, columns], numbers or booleans.

@@ -20,11 +20,12 @@ from sparse_transformer.model.normalization import (
   unsupported,
 )
 
-# Marks a function that ends with a product. The backward pass needs the
-# operands, not the product: cheap to recompute, and large to keep.
+# Marks a function that ends with a product, to be recomputed in the backward
+# pass. Its operands are cheap to recompute and large to store, and the product
+# itself is not needed.
 _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
-# The name of arrays that rematerialization keeps: what was chosen by numbers
-# that may round differently when they are recomputed.
+# The name of arrays that rematerialization must save. They are choices, made by
+# comparing numbers that may round differently when they are recomputed.
 NOT_RECOMPUTED = "choice"
 # The layers that attention reads.
 BEFORE_ATTENTION = "attention_norm", "query", "key", "value"
@@ -32,20 +33,20 @@ BEFORE_ATTENTION = "attention_norm", "query", "key", "value"
 
 
 class ResidualBlock(nnx.Module):
-  """The update of the residual stream x: attention a and then an MLP b.
+  """A residual block: adds attention a, and then an MLP b, to the stream x.
 
-  Both branches normalize their input first; b is computed from x + a, with the
-  activation h * sigmoid(1.702 h). Products are in the dtype of x; norms and
-  sums are in float32. Source: Child et al. 2019, sections 5.1 and 5.2.
+  Both branches first normalize their input. The MLP reads x + a, and its
+  activation is h * sigmoid(1.702 h). Products are computed in the dtype of x;
+  norms and sums in float32. Source: Child et al. 2019, sections 5.1 and 5.2.
   """
 
-  # The name of such blocks in the parameters, which ends in "blocks".
+  # The name of the stack of such blocks in the parameters. It ends in "blocks".
   stack: ClassVar[str] = "blocks"
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
 
-    # Norms keep their parameters, and compute, in float32.
+    # Norms store their parameters, and compute, in float32.
     norm = functools.partial(
       nnx.LayerNorm, config.width, epsilon=1e-5, rngs=rngs
     )
@@ -56,7 +57,7 @@ class ResidualBlock(nnx.Module):
       rngs=rngs,
     )
 
-    # The order of these lines decides which random numbers each layer gets.
+    # The order of these lines determines the random numbers of each layer.
     key_width, value_width = config.widths
     self.attention_norm = norm()
     self.query = linear(config.qk_width)
@@ -77,15 +78,18 @@ class ResidualBlock(nnx.Module):
     attend: Callable[..., tuple[jax.Array, Any]],
     rngs: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
-    """Returns (a + b in float32, what else `attend` returns, measurements).
+    """Computes the update of the residual stream, to which it is then added.
 
-    The attention of a network, which knows its layer and its cache, is passed
-    in; the block has the linear layers around it.
+    The block contains only the linear layers around attention. The attention
+    function, which knows the layer and its cache, is an argument.
 
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
-      attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything else).
+      attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything).
       rngs: two keys for dropout; None applies no dropout.
+
+    Returns:
+      (a + b in float32, the second result of `attend`, measurements).
     """
     config = self.config
     b, n, _ = x_BLD.shape
@@ -102,13 +106,14 @@ class ResidualBlock(nnx.Module):
     if self._is_fused(x_BLD):
       out_BLHE, after = self._split_after_attention(out_BLHE)
 
-    # With the other settings, the whole block is recomputed anyway.
+    # With any other setting, the whole block is recomputed anyway.
     leave = after._leave_attention
     if config.remat == "none":
       leave = _recomputed(leave)
     a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng_a)
 
-    # Sums are in float32: the branches are not rounded before they are added.
+    # The sum is in float32, because neither branch is rounded before it is
+    # added.
     b_BLD, measured = after._leave_mlp(h_BLF, rng_b)
     return a_BLD + b_BLD, rest, measured
 
@@ -137,10 +142,10 @@ class ResidualBlock(nnx.Module):
     )
 
   def _leave_attention(self, x_BLD, out_BLHE, rng):
-    """Computes from the output of attention to the inner layer of the MLP.
+    """Runs the layers from the output of attention to the inside of the MLP.
 
-    It is one function so that it is recomputed as a whole. Returns (a, what
-    `_enter_mlp` returns).
+    This is one function, so that all of it is recomputed together. Returns a
+    and the result of `_enter_mlp`.
     """
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD, y_BLD = add_and_normalize(
@@ -153,8 +158,9 @@ class ResidualBlock(nnx.Module):
     )
     return a_BLD, self._enter_mlp(y_BLD)
 
-  # A subclass with another MLP defines these two, and `_init_mlp`. The backward
-  # pass keeps what is passed from the first to the second.
+  # A subclass with a different MLP overrides these two methods, and
+  # `_init_mlp`. The result of the first, which is the argument of the second,
+  # is stored for the backward pass.
   def _enter_mlp(self, y_BLD):
     return _linear(y_BLD, self.mlp_in)
 
@@ -184,18 +190,19 @@ class ResidualBlock(nnx.Module):
 
 
 def rematerialized(apply: Callable, remat: str) -> Callable:
-  """Makes the backward pass recompute a block.
+  """Returns a block that the backward pass recomputes, as `remat` says.
 
   Args:
-    apply: (x_BLD, cache, layer, ...), where the layer is static.
-    remat: of `schema.REMATS`; "auto", for which no program is chosen yet, is
-      the same as "block".
+    apply: a function (x_BLD, cache, layer, ...), whose layer is static.
+    remat: one of `schema.REMATS`. "auto" is the same as "block", until a
+      program is chosen.
   """
   if remat == "none":
     return apply
 
-  # What was chosen is kept. With the outputs of attention, its backward pass
-  # needs only queries, keys and values, which are cheap to recompute.
+  # Choices are always saved. If the outputs of attention are saved too, its
+  # backward pass needs only queries, keys and values, which are cheap to
+  # recompute.
   names = [_BUCKETS, NOT_RECOMPUTED]
   if remat == "block_but_attention":
     names += _OUTPUTS
@@ -210,8 +217,9 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
 def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
   """Draws the two layers of an MLP.
 
-  The first has four times the width of the stream, or two with `half_size`; the
-  second ends a residual branch, so its weights are smaller.
+  The inner layer has four times the width of the stream, or twice the width
+  with `half_size`. The second layer ends a residual branch, so its initial
+  weights are smaller.
   """
   width = config.width
   inner = width * (2 if config.half_size else 4)
@@ -235,15 +243,15 @@ def activate(h: jax.Array) -> jax.Array:
 def _copies(x: jax.Array, num: int) -> list[jax.Array]:
   """Copies x, once for each product that reads it.
 
-  Compilers for GPUs would merge the products of one array, and then split the
-  result, which costs more than it saves.
+  Without copies, compilers for GPUs would merge all products with the same
+  array, and then split the result, which costs more than it saves.
   """
   return lax.optimization_barrier([x] * num)
 
 
 @_copies.defjvp
 def _copies_jvp(num, primals, tangents):
-  # The copies have equal tangents, which need no barrier.
+  # All copies have the same tangent, which needs no barrier.
   (x,) = primals
   (tangent,) = tangents
   return _copies(x, num), [tangent] * num
@@ -263,18 +271,19 @@ _together.defvjp(
 
 @jax.named_scope("linear")
 def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
-  """Applies a linear layer; the result has the dtype of x."""
+  """Applies a linear layer. The result has the dtype of x."""
   precision = None
   dtype = None
   if x_BLD.dtype == jnp.bfloat16 and sharding.size(sharding.AXES) == 1:
-    # Sums are rounded after the bias is added, so that compilers for GPUs fuse
-    # product, bias and rounding. In the backward pass, this algorithm rounds
-    # the cotangents; CPUs have no such algorithm for float16. Several devices
-    # would exchange the sums in float32.
+    # The product is rounded only after the bias is added, so that compilers for
+    # GPUs fuse product, bias and rounding. In the backward pass, this algorithm
+    # rounds the cotangents. It is not used for float16, because CPUs have no
+    # such algorithm, nor on several devices, which would exchange sums in
+    # float32.
     precision = lax.DotAlgorithmPreset.BF16_BF16_F32
     dtype = jnp.float32
 
-  # Weights stay in float32 between steps, and are rounded where they are used.
+  # Weights are stored in float32, and rounded where they are used.
   y_BLF = jnp.matmul(
     x_BLD,
     layer.kernel[...].astype(x_BLD.dtype),
@@ -292,11 +301,14 @@ def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
 
   Args:
     fan_in: width of the inputs.
-    num_layers: of the network, for weights that end a residual branch.
+    num_layers: number of layers of the network, for weights that end a residual
+      branch; 0 for other weights.
 
-  As in the released code, github.com/openai/distribution_augmentation: 2.83
-  times the paper's 0.125 / sqrt(d_in), read as a standard deviation.
+  The standard deviation is that of the released code,
+  github.com/openai/distribution_augmentation. It is 2.83 times the paper's
+  0.125 / sqrt(d_in), if the latter is read as a standard deviation.
   """
   std = math.sqrt(0.125 / fan_in)
-  # The stream sums two branches of each layer, and stays as large at any depth.
+  # Each layer adds two branches to the stream. With this factor, the scale of
+  # the sum does not depend on the number of layers.
   return nnx.initializers.normal(std / math.sqrt(max(1, 2 * num_layers)))

@@ -1,4 +1,4 @@
-"""The typed config of a network, made from an experiment's."""
+"""The typed config of a network, made from the config of an experiment."""
 
 import dataclasses
 import itertools
@@ -12,35 +12,38 @@ from sparse_transformer.patterns import Pattern, shorten
 class Config(schema.Model):
   """Everything that defines a network: its settings, patterns and data.
 
-  It is hashable: programs and what follows from a config are cached by it.
+  It is hashable, because programs and values derived from it are cached.
 
   Raises:
-    ValueError: settings contradict each other, the patterns or the data.
+    ValueError: settings contradict each other, or do not fit the patterns or
+      the data.
   """
 
   vocab_size: int  # number of symbols, V
   length: int  # symbols in a sequence, n
-  shape: tuple[int, ...]  # of positions: rows, columns and possibly channels
-  patterns: tuple[tuple[Pattern, ...], ...]  # of layers, of heads
-  backend: str = "auto"  # this and the tile as in `attention.attend`
+  # shape of the data: rows, columns and possibly channels
+  shape: tuple[int, ...]
+  patterns: tuple[tuple[Pattern, ...], ...]  # by layer, then by head
+  backend: str = "auto"  # `backend` and `tile` are as in `attention.attend`
   tile: int = 0
-  # The symbol that ends a document; positions attend within their own.
+  # The symbol that ends a document. Positions attend only within their
+  # document.
   separator: int | None = None
-  classes: int = 0  # number of labels of the data, 0 without labels
-  arrangement: Any = ()  # of the data, see `data.arrangements`
+  classes: int = 0  # number of classes of labelled data, or 0
+  arrangement: Any = ()  # arrangement of the data, see `data.arrangements`
 
   def __post_init__(self) -> None:
-    # The data and the patterns.
+    # Check that the data and the patterns fit.
     if self.classifies and not self.classes:
       raise ValueError(
         f"model.task={self.task}, but the data have no labels; set data.name to"
-        " a source that has, such as labelled or cifar10_gray"
+        " a source with labels, such as labelled or cifar10_gray"
       )
     if self.classes and not self.classifies:
       raise ValueError(
         f"model.task={self.task}, but the data have labels; set"
-        " model.task=classify, or data.name=bytes, which reads the files of"
-        " labelled without them"
+        " model.task=classify, or set data.name=bytes to read the files of"
+        " data.name=labelled without their labels"
       )
     if self.max_span and self.contents:
       raise ValueError(
@@ -50,15 +53,15 @@ class Config(schema.Model):
     for content in self.contents:
       if content.blocks_from == "caller":
         raise ValueError(
-          f"{shorten(content)} needs blocks, which a network does not have: it"
-          " is for attend"
+          f"{shorten(content)} needs blocks, which a network does not have; use"
+          " it with attend only"
         )
 
-    # The widths: heads have equal parts.
+    # Check the widths, which heads divide into equal parts.
     if self.num_heads % self.num_key_heads:
       raise ValueError(
         f"model.key_heads={self.key_heads} must divide model.num_heads="
-        f"{self.num_heads}, or be 0 for one per head"
+        f"{self.num_heads}, or be 0 for one per query head"
       )
     if self.qk_width % self.num_heads or self.width % self.num_heads:
       raise ValueError(
@@ -72,29 +75,33 @@ class Config(schema.Model):
         " model.num_heads"
       )
 
-    # Keys that are queries need as many heads, and no positions of their own.
+    # If queries are used as keys, there must be as many KV heads as query
+    # heads, and positions must not rotate keys.
     shared = [c for c in self.contents if c.keys_are_queries]
     is_grouped = self.num_key_heads < self.num_heads
     if shared and (is_grouped or self.positions != "learned"):
       raise ValueError(
-        f"{shorten(shared[0])} uses queries as keys, whatever their positions:"
-        " it needs model.key_heads=0 and model.positions=learned, not"
+        f"{shorten(shared[0])} uses queries as keys, so it needs"
+        " model.key_heads=0 and model.positions=learned, not"
         f" {self.key_heads} and {self.positions}"
       )
 
   @property
   def classifies(self) -> bool:
-    """Whether the network predicts a label, not the next symbol."""
+    """Whether the network predicts a label instead of the next symbol."""
     return self.task == "classify"
 
   @property
   def outputs(self) -> int:
-    """Width of the output layer: symbols, or classes."""
+    """Width of the output layer: the number of symbols, or of classes."""
     return self.classes if self.classifies else self.vocab_size
 
   @property
   def row_length(self) -> int:
-    """Integers of an example: `Sequences.examples`, `Arrangement.arrange`."""
+    """Number of integers in an example.
+
+    See `Sequences.examples` and `Arrangement.arrange`.
+    """
     return self.length + 2 * self.classifies + len(self.arrangement)
 
   @property
@@ -114,19 +121,20 @@ class Config(schema.Model):
 
   @property
   def num_key_heads(self) -> int:
-    """Heads of keys and values, G."""
+    """Number of KV heads, G."""
     return self.key_heads or self.num_heads
 
   @property
   def contents(self) -> dict[Any, None]:
-    """The content-based patterns of all heads, in their order."""
+    """The content-based patterns of all heads, without repetitions."""
     heads = itertools.chain.from_iterable(self.patterns)
     return dict.fromkeys(c for pattern in heads for c in pattern.contents())
 
   @property
   def axes(self) -> tuple[int, ...]:
-    """Sizes of the tables of position embeddings; () without them."""
-    # A table for an axis of size 1 would add one vector to all positions.
+    """Sizes of the tables of position embeddings, or ()."""
+    # An axis of size 1 has no table, because it would only add the same vector
+    # to all positions.
     axes = tuple(size for size in self.shape if size > 1) or (1,)
     return axes if self.positions == "learned" else ()
 
@@ -134,16 +142,18 @@ class Config(schema.Model):
 def configure(config: schema.Config, source: Any) -> Config:
   """Makes the network config of an experiment.
 
-  A classifier has named patterns in their bidirectional form.
+  For a classifier, named patterns are used in their bidirectional form.
 
   Args:
-    config: of the experiment; its groups `model` and `attention` are used.
-    source: of data: its vocab_size, length, shape, separator, classes and
-      arrangement are used.
+    config: config of the experiment, whose groups `model` and `attention` are
+      used.
+    source: source of data, whose vocab_size, length, shape, separator, classes
+      and arrangement are used.
 
   Raises:
     ValueError: settings contradict each other or the data, or a pattern is not
-      well defined, has no pairs or, in a generator, sees later keys.
+      well defined, has no pairs, or sees later keys although the network
+      predicts symbols.
   """
   network = Config(
     vocab_size=source.vocab_size,
@@ -157,7 +167,7 @@ def configure(config: schema.Config, source: Any) -> Config:
     **config.model,
   )
 
-  # Most layers share their patterns: each is checked once.
+  # Most layers share their patterns, so each distinct pattern is checked once.
   heads = itertools.chain.from_iterable(network.patterns)
   for pattern in dict.fromkeys(heads):
     _check(pattern, network.length, is_causal=not network.classifies)
@@ -165,15 +175,15 @@ def configure(config: schema.Config, source: Any) -> Config:
 
 
 def _assign(config, length):
-  """Returns the patterns of layers and heads.
+  """Assigns patterns to layers and heads.
 
-  Those of expressions are as written: a classifier's must be bidirectional
-  already.
+  For a classifier, named patterns are made bidirectional. Patterns in
+  expressions are used as they are written.
   """
   settings = config.attention
   name = settings.pattern
 
-  # Only of settings that the named pattern uses.
+  # Check only settings that the named pattern uses.
   factors = patterns_lib.FACTORIZATIONS.get(name, "")
   for field in ("stride", "window"):
     if settings[field] > length and f"{{{field}}}" in factors:
@@ -202,16 +212,17 @@ def _assign(config, length):
 
 
 def _check(pattern, length, is_causal):
-  """Checks that a pattern can be trained with: it has pairs, none of them late.
+  """Checks that a pattern can be used in training.
 
-  A single leak would let a generator read what it should predict.
+  It must have pairs and, if the network predicts symbols, be causal: a single
+  leak would let the network read what it should predict.
   """
   pattern.check(length)
   name = f"attention.pattern {shorten(pattern)}"
   for content in pattern.contents():
     if not content.most_keys(length):
       raise ValueError(
-        f"{name}: {shorten(content)} can have no pairs among {length} positions"
+        f"{name}: {shorten(content)} has no pairs among {length} positions"
       )
 
   if not patterns_lib.has_pairs(pattern, length):

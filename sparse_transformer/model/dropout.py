@@ -1,4 +1,4 @@
-"""Dropout whose masks are drawn as packed bits, 32 values in a word."""
+"""Dropout with masks that are drawn as packed bits, 32 values per word."""
 
 import fractions
 from collections.abc import Sequence
@@ -8,26 +8,26 @@ import jax.numpy as jnp
 from jax import lax
 
 WORD = 32  # bits
-# How far the share of dropped values may be from the rate: relative to the
-# rate, or to the share of kept values if that is smaller.
+# The largest error of the share of dropped values, relative to the rate, or to
+# the share of kept values if that is smaller.
 TOLERANCE = fractions.Fraction(1, 200)
 
 
 def share(rate: float) -> fractions.Fraction:
   """Rounds a rate of dropout to the share of values that are dropped.
 
-  Each binary digit of the share costs a random bit for each value. The share
-  has as few digits as `TOLERANCE` permits.
+  For each value, one random bit must be drawn per binary digit of the share.
+  The share is therefore rounded to as few digits as `TOLERANCE` permits.
 
   Args:
-    rate: at least 0 and below 1.
+    rate: the rate of dropout, at least 0 and below 1.
 
   Example: 0.25 is exact, 0.4 is rounded to 51/128, and 0.1 to 51/512.
   """
   exact = fractions.Fraction(rate)
   largest_error = TOLERANCE * min(exact, 1 - exact)
 
-  # It ends, because a float has finitely many binary digits.
+  # The loop ends, because a float has finitely many binary digits.
   denominator = 1
   rounded = fractions.Fraction(round(exact))
   while abs(rounded - exact) > largest_error:
@@ -58,16 +58,18 @@ def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
   dropped = share(rate)
   batch, length, width = shape
   digits = dropped.denominator.bit_length() - 1
-  # A word has the bits of neighboring positions. It has those of one feature:
-  # features are contiguous in memory, and are computed as vectors.
+  # The bits of a word belong to neighboring positions of a single feature,
+  # because features are contiguous in memory, and are therefore processed as
+  # vectors of words.
   num_words = -(-length // WORD)
   words = batch, num_words, width
   drawn = jax.random.bits(key, (digits, *words), jnp.uint32)
 
-  # From the last digit to the first: a digit of the number decides, unless it
-  # equals that of `dropped`. Where the digit of `dropped` is 1, a number with a
-  # 0 is less. Where it is 0, a number with a 1 is not less. A drawn bit that is
-  # set stands for the digit 0 of its number.
+  # Digits are compared from the last to the first, so that earlier digits
+  # override later ones unless they are equal to the digit of `dropped`. If the
+  # digit of `dropped` is 1, a number with the digit 0 is less. If it is 0, a
+  # number with the digit 1 is not less. A drawn bit of 1 represents the digit 0
+  # of the number.
   is_less = jnp.zeros(words, jnp.uint32)
   for place in range(digits):
     if dropped.numerator >> place & 1:

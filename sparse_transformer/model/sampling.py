@@ -1,8 +1,8 @@
 """Samples sequences from a trained network, position by position.
 
-`prefill` of a decoder makes the state after a prompt, which may be empty;
-`step` returns the logits_BV of position t and the next state, from the symbols
-at t - 1, ignored at t = 0.
+A decoder has two methods. `prefill` makes the state after a prompt, which may
+be empty. `step` takes the symbols at t - 1, which are ignored at t = 0, and
+returns the logits_BV of position t and the next state.
 """
 
 import dataclasses
@@ -21,24 +21,27 @@ from sparse_transformer.model import stacks, transformer
 from sparse_transformer.model.configure import Config
 from sparse_transformer.progress import progress
 
-CHUNK = 32  # positions per call to the device, which delays stopping
-# The least temperature and top_p; smaller ones overflow or vanish in float32.
+CHUNK = 32  # positions per call of the device, after which sampling can stop
+# The smallest temperature and top_p. Smaller values would overflow or vanish in
+# float32.
 LEAST = 1e-6
 
-Caches = dict[int, attention.Cache]  # of layers that run as one, by the first
+# maps the first layer of each scanned group to its cache
+Caches = dict[int, attention.Cache]
 
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-  """A decoder without a cache, whose state is the symbols so far.
+  """A decoder without a cache, whose state is the sequence so far.
 
-  Each step runs the network on the whole sequence, with documents, too, for
-  which there is no cache.
+  Each step runs the network on the whole sequence. This also supports
+  documents, for which there is no cache.
   """
 
-  apply: Callable[..., jax.Array]  # as from `model.make_apply`
+  apply: Callable[..., jax.Array]  # from `model.make_apply`
   length: int  # positions in a sequence
-  labels: tuple[int, ...] = ()  # of the order, see `data.arrangements`
+  # labels of the scan order, see `data.arrangements`
+  labels: tuple[int, ...] = ()
 
   def prefill(self, params: dict, tokens_BL: jax.Array) -> jax.Array:
     padding = self.length - tokens_BL.shape[1]
@@ -47,8 +50,8 @@ class Recompute:
   def step(
     self, params: dict, state: jax.Array, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    # At t = 0 this writes to the last position, which is drawn later. No
-    # position sees later ones, so that it does not matter what they hold.
+    # At t = 0, this writes to the last position, which is drawn later. That
+    # does not matter, because no position sees later ones.
     state = state.at[:, t - 1].set(tokens_B)
     order_labels_BO = jnp.array([self.labels] * len(state), state.dtype)
     logits_BLV = self.apply(params, jnp.hstack([state, order_labels_BO]))
@@ -57,16 +60,16 @@ class Recompute:
 
 @dataclasses.dataclass(frozen=True)
 class Cached:
-  """A decoder that keeps the keys and values that later positions read.
+  """A decoder that caches the keys and values that later positions read.
 
-  Its network must have no documents.
+  The network must not use documents.
   """
 
   config: Config
   labels: tuple[int, ...] = ()
 
   def init(self, batch: int) -> Caches:
-    """Returns empty caches, by the first of the layers that run as one."""
+    """Returns a dict from the first layer of each group to its empty cache."""
     config = self.config
     caches = {}
     for layer, num_layers in stacks.sizes(config).items():
@@ -96,7 +99,7 @@ class Cached:
       return network.attend(caches | {layer: filled}, layer, index, inputs)
 
     caches = self.init(len(tokens_BL))
-    # Without a prompt, there is nothing to run.
+    # An empty prompt needs no run of the network.
     if not tokens_BL.shape[1]:
       return caches
     network = transformer.bind(self.config, params)
@@ -104,7 +107,7 @@ class Cached:
     _, caches, _ = network.run_blocks(x_BLD, attend, caches)
     return caches
 
-  # The blocks run on one position, whose queries read the caches.
+  # The blocks run on a single position, whose queries read the caches.
   def step(
     self, params: dict, state: Caches, tokens_B: jax.Array, t: jax.Array
   ) -> tuple[jax.Array, Caches]:
@@ -130,17 +133,19 @@ class Cached:
 class Sampler:
   """Draws symbols from logits.
 
-  The restrictions apply in turn: temperature, top_k, top_p.
+  The settings apply in this order: temperature, top_k, top_p.
 
   >>> logits_BV = jnp.log(jnp.array([[0.1, 0.6, 0.3]]))
   >>> print(Sampler(top_k=1)(logits_BV, jax.random.key(0)))
   [1]
   """
 
-  temperature: float = 1.0  # divides the logits; 0 takes the most probable one
-  top_k: int = 0  # draws from the k most probable symbols only; 0 from all
-  # Draws from the smallest set of the most probable of these whose
-  # probabilities add up to top_p: Holtzman et al. 2020, arXiv 1904.09751.
+  # divides the logits; 0 selects the most probable symbol
+  temperature: float = 1.0
+  top_k: int = 0  # draws only from the k most probable symbols; 0 for all
+  # Draws only from the smallest set of most probable symbols, after top_k,
+  # whose probabilities add up to top_p. Source: Holtzman et al. 2020, arXiv
+  # 1904.09751.
   top_p: float = 1.0
 
   def __post_init__(self) -> None:
@@ -157,13 +162,13 @@ class Sampler:
     """Draws symbols_B, one for each row.
 
     Args:
-      logits_BV: of the next position.
-      rng: key; unused at temperature 0.
+      logits_BV: logits of the next position.
+      rng: random key, unused at temperature 0.
     """
     if not self.temperature:
       return logits_BV.argmax(-1)
 
-    # What is not kept has probability 0.
+    # Symbols that are not kept get probability 0.
     logits_BV = logits_BV / self.temperature
     if self.top_k or self.top_p < 1:
       is_kept_BV = logits_BV >= self._least_kept(logits_BV)
@@ -171,17 +176,18 @@ class Sampler:
     return jax.random.categorical(rng, logits_BV)
 
   def _least_kept(self, logits_BV):
-    """Returns the least logit of each row that may be drawn: [B, 1]."""
+    """Returns the smallest logit of each row that may be drawn: [B, 1]."""
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     if self.top_k:
       num_symbols = sorted_BV.shape[1]
       ranks_1V = jnp.arange(num_symbols)[None]
-      # Symbols that tie with the last of these are kept too.
+      # Symbols that tie with the last of these are kept, too.
       is_top_1V = ranks_1V < min(self.top_k, num_symbols)
       sorted_BV = jnp.where(is_top_1V, sorted_BV, -jnp.inf)
 
     p_BV = jax.nn.softmax(sorted_BV)
-    # A symbol is kept if the more probable ones do not add up to top_p.
+    # A symbol is kept if the probabilities of more probable ones add up to less
+    # than top_p.
     before_BV = jnp.cumsum(p_BV, -1) - p_BV
     is_in_top_p_BV = before_BV < self.top_p
     is_kept_BV = is_in_top_p_BV & (p_BV > 0)
@@ -199,24 +205,25 @@ def sample(
   seed: int = 0,
   check_stop: Callable[[], None] = lambda: None,
 ) -> tuple[np.ndarray, float]:
-  """Completes prompts to sequences of `length`, with a bar on a terminal.
+  """Completes prompts to sequences, and shows progress on a terminal.
 
   Args:
-    decoder, params: of the network.
+    decoder, params: decoder and parameters of the network.
     sampler: draws symbols from logits.
-    prompts: the first positions, [num, S], of an integer dtype that has all
-      symbols; S may be 0.
-    length: positions in a sequence.
-    seed: gives the same samples with any decoder and in any chunks; those of
-      a smaller `length` are the first symbols of these.
-    check_stop: called before each chunk; may raise to end the work.
+    prompts: the first symbols, [num, S], with an integer dtype that can
+      represent all symbols; S may be 0.
+    length: number of positions in a sequence.
+    seed: random seed. Samples do not depend on the decoder or on chunks, and a
+      smaller `length` gives the first symbols of the same samples.
+    check_stop: called before each chunk; it may raise an error to stop
+      sampling.
 
   Returns:
-    (sequences of the dtype of the prompts, seconds without compiling).
+    (sequences in the dtype of the prompts, seconds without compilation).
 
   Raises:
-    ValueError: a prompt is longer than a sequence, or its dtype cannot hold all
-      symbols.
+    ValueError: a prompt is longer than a sequence, or its dtype cannot
+      represent all symbols.
   """
   first = prompts.shape[1]
   if first > length:
@@ -224,7 +231,7 @@ def sample(
       f"a prompt of {first} positions does not fit in a sequence of"
       f" {length}; shorten it"
     )
-  check_stop()  # compilation may take minutes
+  check_stop()  # check before compilation, which may take minutes
 
   parts = [prompts]
   seconds = 0.0
@@ -241,22 +248,22 @@ def sample(
 
 
 def _chunks(decoder, sampler, params, prompts, length, seed):
-  """Yields (tokens_BC of the next positions, the seconds they took)."""
+  """Yields (tokens_BC of the next positions, seconds)."""
   num, first = prompts.shape
   if first == length:
     return
 
-  # The last symbol is the input of the first step; the key of a position does
-  # not depend on chunks.
+  # The last symbol is the input of the first step. Each position has its own
+  # random key, so that samples do not depend on chunks.
   state = _prefill(decoder)(params, jnp.asarray(prompts))
   last_B = prompts[:, -1] if first else np.zeros(num, prompts.dtype)
   rngs = jax.random.split(jax.random.key(seed), length)
 
-  # The state keeps its sharding, so that no step compiles anew.
+  # The state keeps its sharding, so that no step is compiled again.
   leaves, structure = jax.tree.flatten(state)
   shardings = tuple(x.sharding for x in leaves)
   draw = _draw(decoder, sampler, structure, shardings)
-  # Compiles, if needed: draws nothing.
+  # This call only compiles, if needed, and draws nothing.
   state, _ = draw(params, state, last_B, rngs, np.int32(first), np.int32(0))
 
   for position in range(first, length, CHUNK):
@@ -270,7 +277,7 @@ def _chunks(decoder, sampler, params, prompts, length, seed):
       np.int32(position),
       np.int32(count),
     )
-    # This waits for the device, so that the time is that of the whole chunk.
+    # This waits for the device, so that the time includes the whole chunk.
     tokens_BC = np.asarray(drawn_BC)[:, :count]
     last_B = tokens_BC[:, -1]
     yield tokens_BC, time.perf_counter() - start
@@ -283,9 +290,9 @@ def _prefill(decoder):
 
 @functools.lru_cache(maxsize=8)
 def _draw(decoder, sampler, structure, shardings):
-  """Returns a jitted (..., first, count) -> (state, tokens_BC).
+  """Returns a jitted function (..., first, count) -> (state, tokens_BC).
 
-  C is `CHUNK`; the state stays split as it is.
+  C is `CHUNK`. The state keeps its sharding.
   """
 
   def draw(params, state, last_B, rngs, first, count):
@@ -294,11 +301,12 @@ def _draw(decoder, sampler, structure, shardings):
       t = first + i
       logits_BV, state = decoder.step(params, state, last_B, t)
       num_symbols = logits_BV.shape[1]
-      # A symbol that does not fit would become another one silently.
+      # A symbol that does not fit would silently wrap around to a different
+      # symbol.
       if num_symbols - 1 > jnp.iinfo(last_B.dtype).max:
         raise ValueError(
-          f"prompts of {last_B.dtype} cannot hold {num_symbols:,} symbols; use"
-          " a larger dtype, even if prompts are empty"
+          f"prompts of {last_B.dtype} cannot represent {num_symbols:,} symbols;"
+          " use a larger dtype, even if prompts are empty"
         )
       next_B = sampler(logits_BV, rngs[t])
       next_B = next_B.astype(tokens_BC.dtype)
@@ -309,7 +317,7 @@ def _draw(decoder, sampler, structure, shardings):
     state, _, tokens_BC = lax.fori_loop(0, count, step, carry)
     return state, tokens_BC
 
-  # The old state is donated: two would not fit where one hardly does.
+  # The old state is donated, so that memory is needed for only one state.
   state_shardings = jax.tree.unflatten(structure, shardings)
   return jax.jit(
     draw,

@@ -1,9 +1,10 @@
-"""The rules for splitting arrays over a mesh of devices, all in this file.
+"""All rules for splitting arrays over a mesh of devices.
 
-`data` and `fsdp` split sequences, and `fsdp` also weights and what the
-optimizer keeps for them. `sequence` splits positions, `tensor` heads and the
-inner widths of MLPs and of all experts. Vectors and embeddings are whole on
-every device: embeddings split by width make the compiler move activations.
+The axes `data` and `fsdp` split sequences; `fsdp` also splits weights and the
+optimizer's state of weights. The axis `sequence` splits positions. The axis
+`tensor` splits heads and the inner widths of MLPs and of all experts. Vectors
+and embeddings are replicated on every device, because splitting embeddings by
+width would make the compiler move activations.
 """
 
 import math
@@ -17,7 +18,7 @@ from jax.sharding import PartitionSpec
 AXES = "data", "fsdp", "sequence", "tensor"
 SEQUENCES = "data", "fsdp"  # the axes that split a batch
 
-# The layers whose inputs or outputs are the residual stream, by their names.
+# The names of layers whose inputs, or whose outputs, are the residual stream.
 READERS = {"query", "key", "value", "mlp_in", "experts_in"}
 WRITERS = {"out", "mlp_out", "experts_out"}
 
@@ -25,20 +26,21 @@ WRITERS = {"out", "mlp_out", "experts_out"}
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
   """Returns the split of an array of the training state.
 
-  Moments and averages have the path of their parameter, after other names. Axes
-  along which parameters are stacked stay whole. A matrix whose layer is neither
-  in `READERS` nor in `WRITERS` is whole on every device: name new layers there.
+  Moments and averages of a parameter end with the parameter's path, so they are
+  split like it. Axes along which parameters are stacked are not split. A matrix
+  is replicated on every device unless its layer is in `READERS` or `WRITERS`,
+  so new layers must be added there.
 
   Args:
-    path: of `jax.tree_util`.
+    path: the path of the array, from `jax.tree_util`.
     x: the array.
   """
-  # Vectors, embeddings and scalars are whole on every device.
+  # Vectors, embeddings and scalars are replicated on every device.
   names = [getattr(key, "key", None) for key in path]
   if names[-1:] != ["kernel"]:
     return PartitionSpec()
 
-  # `fsdp` splits the width of the stream, and `tensor` the other one.
+  # `fsdp` splits the width of the stream, and `tensor` splits the other width.
   stacked = [None] * (x.ndim - 2)
   if not READERS.isdisjoint(names):
     return PartitionSpec(*stacked, "fsdp", "tensor")
@@ -48,21 +50,25 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
 
 
 def split_stream(x_BLD: jax.Array) -> jax.Array:
-  """Splits the residual stream: the compiler would sum it over `fsdp`."""
+  """Splits the residual stream like the batch.
+
+  Without this constraint, the compiler would sum it over `fsdp`.
+  """
   return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
 
 
 def keep_whole(x: jax.Array) -> jax.Array:
-  """Keeps a vector whole on every device; else the compiler may split it."""
+  """Replicates a vector on every device, which the compiler might split."""
   return _constrain(x, PartitionSpec())
 
 
 def positions(batch: int, length: int) -> PartitionSpec:
   """Returns the split of an array [B, L, ...] over the mesh in context.
 
-  Axes that do not divide B or L, as when sampling, do not split it.
+  An axis splits the array only if it does so evenly, which may not be the case
+  in sampling.
   """
-  # Each device must get as many sequences, and as many positions of them.
+  # All devices must get equal numbers of sequences and of positions.
   splits_batch = batch % size(SEQUENCES) == 0
   splits_length = length % size(["sequence"]) == 0
   return PartitionSpec(
@@ -72,15 +78,15 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
-  """Returns the split of queries, keys and values [B, L, H, ...], if any."""
+  """Returns the split of queries, keys and values [B, L, H, ...], or None."""
   if size(AXES) == 1:
     return None
   return PartitionSpec(*positions(batch, length), "tensor")
 
 
 def size(axes: Sequence[str]) -> int:
-  """Counts devices along axes of the mesh in context; 1 without them."""
-  # Within a `shard_map`, axes are no longer the compiler's to split.
+  """Counts the devices along axes of the mesh in context; 1 without a mesh."""
+  # Within a `shard_map`, axes are manual, and are not counted.
   mesh = jax.sharding.get_abstract_mesh()
   sizes = [mesh.shape[axis] for axis in axes if axis in mesh.auto_axes]
   return math.prod(sizes)

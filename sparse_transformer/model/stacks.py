@@ -1,7 +1,7 @@
-"""Layers as stacks: parameters of blocks with a leading axis of layers.
+"""Stacks of layers: parameters of blocks with a leading axis of layers.
 
-Layers whose patterns and blocks repeat run as one scan over periods: a network
-of any depth compiles about as fast as one period.
+Layers whose patterns and blocks repeat are run by one scan over periods, so a
+network of any depth compiles about as fast as a single period.
 """
 
 import functools
@@ -18,14 +18,14 @@ from sparse_transformer.model import options, sharding
 from sparse_transformer.model.block import ResidualBlock
 from sparse_transformer.model.configure import Config
 
-# What blocks measure: {name: [blocks that have it, ...]}. Scalars of a block
-# are auxiliary losses; longer values are for the log.
+# Measurements of blocks: {name: array [blocks with this measurement, ...]}.
+# Scalars of a block are auxiliary losses; other values are only logged.
 Measured = dict[str, jax.Array]
 
 
 @functools.lru_cache(maxsize=64)
 def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
-  """Returns the class of each layer's block, as the options decide."""
+  """Returns the class of each layer's block, which options may replace."""
   kinds = []
   for layer in range(config.num_layers):
     kind = ResidualBlock
@@ -36,11 +36,11 @@ def block_kinds(config: Config) -> tuple[type[ResidualBlock], ...]:
 
 
 def period(config: Config) -> int:
-  """Returns after how many layers patterns and blocks repeat, at least 1."""
+  """Returns the number of layers after which patterns and blocks repeat."""
   layers = list(zip(config.patterns, block_kinds(config), strict=True))
 
-  # The smallest shift at which the list is equal to itself. Without layers, or
-  # a repetition, the two sides are empty at last.
+  # Find the smallest shift, at least 1, at which the list is equal to itself.
+  # The loop always ends, because both sides finally become empty.
   num = 1
   while layers[num:] != layers[:-num]:
     num += 1
@@ -48,10 +48,10 @@ def period(config: Config) -> int:
 
 
 def sizes(config: Config) -> dict[int, int]:
-  """Counts the layers that run as one, by the first of them.
+  """Maps the first layer of each scanned group to the number of its layers.
 
-  These are the layers at one place in all periods. Each layer after the last
-  full period is alone.
+  A scanned group contains the layers at the same place in all periods. Each
+  layer after the last full period is a group of its own.
 
   Example: 5 layers of period 2 give {0: 2, 1: 2, 4: 1}.
   """
@@ -62,12 +62,12 @@ def sizes(config: Config) -> dict[int, int]:
 
 
 def layers_of(config: Config, name: str) -> list[int]:
-  """Returns the layers that have a part.
+  """Returns the indices of the layers that have a given part.
 
   Args:
-    config: of the network.
-    name: of a stack, which only the layers of its kind of block have, or of
-      anything else, which all have.
+    config: config of the network.
+    name: name of a stack of blocks, which only layers with this kind of block
+      have; or any other name, which all layers have.
   """
   is_stack = name.endswith("blocks")
   return [
@@ -84,7 +84,7 @@ def num_stacks(path: tuple[Any, ...]) -> int:
 
 
 def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
-  """Draws the blocks of all layers, by the names of their stacks.
+  """Draws the blocks of all layers, as a dict by the names of stacks.
 
   Returns:
     One block for each stack, whose parameters have a first axis of layers.
@@ -100,19 +100,21 @@ def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
 
 
 def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
-  """Packs stacked blocks, so that a scan takes few arrays.
+  """Packs stacked blocks, so that a scan needs only a few arrays.
 
-  All vectors become one array: a scan copies a layer out of each, and its
-  gradient into another, with two launches on GPUs.
+  All vectors are joined into one array. For each array, a scan copies one
+  layer's part out of it, and a gradient into another array, which takes two
+  kernel launches on GPUs.
 
   Returns:
     A function without arguments that makes the block. It is a pytree of the
-    packed arrays: take a layer of each, and it makes the block of that layer.
+    packed arrays; if each array is replaced by its part for one layer, the
+    function makes the block of that layer.
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
 
-  # Two axes and that of layers are a matrix.
+  # A stacked matrix has three axes: layers and its own two.
   is_matrix = [x.ndim > 2 for x in leaves]
   matrices = [x for x in leaves if x.ndim > 2]
   vectors = [x for x in leaves if x.ndim <= 2]
@@ -122,11 +124,11 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
   def make_block(matrices, vectors):
     vectors = jnp.split(vectors, ends, axis=-1)
     vectors = [sharding.keep_whole(x) for x in vectors]
-    # Without a barrier, the compiler for GPUs would not add a bias, which is a
-    # slice, in the kernel of a product.
+    # Without this barrier, the compiler for GPUs would not fuse the addition of
+    # a bias, which is a slice of the array, with a product.
     vectors = jax.lax.optimization_barrier(vectors)
 
-    # Back in the order of the leaves.
+    # Restore the order of the leaves.
     remaining = {
       True: iter(matrices),
       False: iter(vectors),
@@ -140,11 +142,11 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
 
 
 def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
-  """Takes a layer's own part of each stacked part, without those it lacks.
+  """Takes a layer's slice of each stacked part that the layer has.
 
   Args:
-    config: of the network.
-    layer: its number among the layers that the stacks have.
+    config: config of the network.
+    layer: index of the layer among those that the stacks contain.
     stacked: {name: a pytree of arrays with a first axis of layers}.
   """
   parts = {}
@@ -159,31 +161,32 @@ def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
 def scan(
   config: Config, step: Callable, carry: Any, stacked: dict[str, Any]
 ) -> tuple[Any, Measured]:
-  """Runs all layers: a scan over full periods, and then the last layers.
+  """Runs all layers: scans over full periods, and then runs the last ones.
 
   Args:
-    step: (carry, layer, index, stacked) -> (carry, measurements). The layer is
-      the first of those that run as one, `index` its place among them, see
-      `sizes`; `take` finds what it has of the stacked parts.
-    carry: the first layer's.
+    step: (carry, layer, index, stacked) -> (carry, measurements). `layer` is
+      the first layer of a scanned group, see `sizes`, and `index` is the place
+      of the current layer in this group. `take` returns the layer's slice of
+      the stacked parts.
+    carry: the initial carry.
     stacked: {name: a pytree of arrays with a first axis of layers}.
 
   Returns:
-    (the last layer's carry, what layers measure).
+    (the final carry, measurements of all layers).
   """
   every = period(config)
   times = config.num_layers // every  # full periods
 
   def split(name, tree):
-    """Returns the arrays of full periods: [periods, layers of one, ...]."""
-    # Of the layers of a period, as many as have this part.
+    """Returns the arrays of full periods: [periods, layers in one, ...]."""
+    # The number of layers in a period that have this part.
     count = sum(layer < every for layer in layers_of(config, name))
     return jax.tree.map(
       lambda x: x[: times * count].reshape((times, count) + x.shape[1:]), tree
     )
 
   def run(layers, carry, inputs):
-    """Runs some layers in turn; with its first argument set, a scan's body."""
+    """Runs layers one after another. The body of the scan is a partial."""
     index, stacked = inputs
     measured = []
     for layer in layers:
@@ -196,21 +199,21 @@ def scan(
   inputs = jnp.arange(times), periods
   carry, scanned = jax.lax.scan(run_period, carry, inputs)
 
-  # The last layers, which begin another period, are not in a scan: they take
-  # their parts from the stacks of all layers.
+  # The last layers, which begin an incomplete period, are not in the scan. They
+  # take their parts from the stacks of all layers.
   alone = range(times * every, config.num_layers)
   carry, last = run(alone, carry, (0, stacked))
   return carry, _by_layer(scanned, last)
 
 
 def _by_layer(scanned, last):
-  """Joins what scanned layers [periods, ...] and the last ones measured."""
-  # The last layers repeat the first ones: they measure nothing else.
+  """Joins the measurements of scanned layers [periods, ...] and the last."""
+  # The last layers repeat the first ones, so they measure nothing new.
   names = sorted({name for layer in scanned for name in layer})
 
   measured = {}
   for name in names:
-    # Periods are the first axis, so that layers come in their own order.
+    # Periods are on the first axis, so that layers stay in order.
     in_period = [x[name] for x in scanned if name in x]
     by_period = jnp.stack(in_period, axis=1)
     by_layer = [by_period.reshape((-1,) + by_period.shape[2:])]

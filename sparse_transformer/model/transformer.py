@@ -18,41 +18,44 @@ from sparse_transformer.model.stacks import Measured
 
 
 class Transformer(nnx.Module):
-  """Predicts each symbol of a sequence from those before it, or a label.
+  """Predicts each symbol of a sequence from those before it, or its label.
 
-  Parameters of blocks and options have a first axis of layers. No shape depends
-  on patterns without parameters: a checkpoint can be used with others.
+  Parameters of blocks and options have a first axis of layers. Shapes do not
+  depend on patterns, unless these have parameters, so a checkpoint can be used
+  with other patterns.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
     self.config = config
 
-    # Inputs: symbols, one table for each axis of positions, and the start.
+    # Inputs are embedded by a table of symbols, a table for each axis of
+    # positions, and a start vector.
     embed = functools.partial(nnx.Embed, features=config.width, rngs=rngs)
     normal = nnx.initializers.normal
     self.token = embed(
       config.vocab_size, embedding_init=normal(config.token_std)
     )
-    # The sum over axes has the deviation of the config.
+    # The standard deviation is such that the sum over axes has that of the
+    # config.
     num_axes = max(1, len(config.axes))
     axis_std = config.position_std / math.sqrt(num_axes)
     self.position = nnx.List(
       embed(size, embedding_init=normal(axis_std)) for size in config.axes
     )
-    # What stands before the first symbol of a generator.
+    # The start vector comes before the first symbol; a classifier has none.
     start = None
     if not config.classifies:
       drawn_D = jax.random.normal(rngs.params(), (config.width,), jnp.float32)
       start = nnx.Param(config.token_std * drawn_D)
     self.start = start
 
-    # The names of attributes are those of parameters in checkpoints.
+    # Names of attributes are the names of parameters in checkpoints.
     for stack, blocks in stacks.init(config, rngs).items():
       setattr(self, stack, blocks)
 
     self.norm = nnx.LayerNorm(config.width, epsilon=1e-6, rngs=rngs)
-    # Zeros: an untrained network gives every symbol, or class, the same
-    # probability. No bias, as in the paper.
+    # Initial weights are zeros, so an untrained network gives every symbol, or
+    # class, the same probability. As in the paper, there is no bias.
     self.logits = nnx.Linear(
       config.width,
       config.outputs,
@@ -61,7 +64,8 @@ class Transformer(nnx.Module):
       rngs=rngs,
     )
 
-    # Drawn last: their presence must not change the other parameters.
+    # Parameters of options are drawn last, so that they do not change the other
+    # parameters.
     for option in options.of(config):
       for name, x in option.init(rngs).items():
         params = jax.tree.map(nnx.Param, x)
@@ -80,15 +84,16 @@ class Transformer(nnx.Module):
 
     Args:
       tokens_BL: symbols; L is at most `config.length`.
-      sizes_B: how many of them a classifier reads, at least 1; None for all.
-      order_labels_BO: of their orders, see `Option.begin`.
+      sizes_B: the number of symbols that a classifier reads, at least 1; None
+        for all.
+      order_labels_BO: labels of the sequences' orders, see `Option.begin`.
       rng: key for dropout; None applies no dropout.
 
     Returns:
-      (logits_BLV in float32, of position t from the tokens before t, or
-      logits_BC of a classifier; what blocks measure).
+      (logits in float32, measurements of blocks). The logits_BLV of position t
+      are computed from the tokens before t. A classifier returns logits_BC.
     """
-    # All layers attend within the same segments.
+    # Segments are the same in all layers.
     segments_BL = self._segments(tokens_BL, sizes_B)
     attend = functools.partial(self.attend, segments_BL=segments_BL)
     x_BLD = self.embed(tokens_BL, order_labels_BO)
@@ -98,7 +103,7 @@ class Transformer(nnx.Module):
     if not self.config.classifies:
       return self.unembed(x_BLD), measured
 
-    # A classifier reads the mean over symbols; padding is in segment 1.
+    # A classifier averages over symbols; padding is in segment 1.
     is_symbol_BL1 = None
     if segments_BL is not None:
       is_symbol_BL1 = (segments_BL == 0)[..., None]
@@ -106,21 +111,23 @@ class Transformer(nnx.Module):
     return self.logits(mean_BD), measured
 
   def _segments(self, tokens_BL, sizes_B):
-    """Returns the segment of each position; None if all attend to each other.
+    """Returns the segment of each position; None if there is only one.
 
-    Segments are int32 [B, L]: documents, or the symbols 0 and the padding 1.
+    Segments are int32 [B, L]. They are documents or, in a classifier, 0 for
+    symbols and 1 for padding.
     """
     separator = self.config.separator
     if separator is not None:
-      # Position t sees the symbols before t: a separator begins a document. It
-      # is itself still predicted within the document that it ends.
+      # A separator is predicted within the document that it ends. Position t
+      # sees the symbols before t, so the position after the separator, whose
+      # input is the separator, begins the next document.
       is_end_BL = tokens_BL == separator
       ends_BL = is_end_BL.astype(jnp.int32)
       return jnp.cumsum(ends_BL, axis=1) - ends_BL
     if sizes_B is None:
       return None
 
-    # Padding is another segment, so that no symbol attends to it.
+    # Padding is a different segment, so that no symbol attends to it.
     at_1L = jnp.arange(tokens_BL.shape[1])[None]
     is_padding_BL = at_1L >= sizes_B[:, None]
     return is_padding_BL.astype(jnp.int32)
@@ -140,13 +147,13 @@ class Transformer(nnx.Module):
     Args:
       cache: a pytree that passes from layer to layer.
       layer, index: as in `stacks.scan`.
-      inputs: of attention.
-      segments_BL: of positions, which attend within their own.
+      inputs: inputs of attention.
+      segments_BL: segments of positions, within which they attend.
 
     Returns:
-      (out_BLHE, the cache as it was).
+      (out_BLHE, the unchanged cache).
     """
-    # Layers that run as one have the same patterns.
+    # All layers of a scanned group have the same patterns.
     del index
     batch, length = inputs.q_BLHK.shape[:2]
     out_BLHE = attention.attend(
@@ -162,10 +169,10 @@ class Transformer(nnx.Module):
     )
     return out_BLHE, cache
 
-  # The backward pass needs the norm's input only.
+  # The backward pass stores only the input of the norm.
   @functools.partial(jax.checkpoint, prevent_cse=False)
   def unembed(self, x_BLD: jax.Array) -> jax.Array:
-    """Predicts from the residual stream after the last block: logits_BLV.
+    """Computes logits_BLV from the residual stream after the last block.
 
     The stream, the norm and the logits are float32.
     """
@@ -175,10 +182,10 @@ class Transformer(nnx.Module):
     self, tokens_BL: jax.Array, order_labels_BO: jax.Array | None = None
   ) -> jax.Array:
     """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
-    # Known to the compiler: positions are no input.
+    # Positions are constants of the program, not inputs.
     positions_L = np.arange(tokens_BL.shape[1])
     start_B1D, x_BLD = self._embed_at(positions_L, tokens_BL, order_labels_BO)
-    if start_B1D is None:  # a classifier has all symbols
+    if start_B1D is None:  # a classifier reads all symbols, unshifted
       return x_BLD
     return jnp.concatenate([start_B1D, x_BLD[:, :-1]], axis=1)
 
@@ -188,9 +195,12 @@ class Transformer(nnx.Module):
     t: jax.Array,
     order_labels_BO: jax.Array | None = None,
   ) -> jax.Array:
-    """Embeds position t from the symbols at t - 1, ignored at t = 0: x_B1D."""
-    # The symbol's own position is that before t; it is -1 for the start, which
-    # replaces what is embedded there.
+    """Embeds position t from the symbols at t - 1, as x_B1D.
+
+    At t = 0, the symbols are ignored.
+    """
+    # The position of the symbols is t - 1. At t = 0, this is -1, and the start
+    # replaces the embedding.
     before_L = jnp.reshape(t - 1, 1)
     start_B1D, x_B1D = self._embed_at(
       before_L, tokens_B[:, None], order_labels_BO
@@ -201,27 +211,30 @@ class Transformer(nnx.Module):
     """Embeds symbols at positions.
 
     Args:
-      positions_L: of the symbols, in the order of the sequence.
+      positions_L: positions of the symbols in the sequence.
       tokens_BL: the symbols.
-      order_labels_BO: of the orders of sequences, see `Option.begin`.
+      order_labels_BO: labels of the sequences' orders, see `Option.begin`.
 
     Returns:
-      (the start [B, 1, D], None of a classifier; the embedded symbols x_BLD).
+      (start [B, 1, D], embedded symbols x_BLD). The start of a classifier is
+      None.
     """
     b, n = tokens_BL.shape
 
-    # A place is where a position is embedded, which an order may change.
+    # A place is the index at which a position is embedded. A scan order may
+    # change it.
     start = self.start
     places_BL = positions_L[None]
     for option in options.of(self.config):
       start, places_BL = option.begin(start, places_BL, order_labels_BO)
 
-    # Gradients are summed over the batch. If it is split, each device has to
-    # add its own to the table first, and then sends the table, not [L, D].
+    # Gradients are summed over the batch. If the batch is split, positions are
+    # repeated for each sequence, so that each device first adds its gradients
+    # to the table, and then exchanges the table instead of [L, D].
     is_split = sharding.size(sharding.SEQUENCES) > 1
     rows = b if is_split else len(places_BL)
 
-    # The sum of a symbol's vector and those of its coordinates.
+    # Sum the vector of each symbol and the vectors of its coordinates.
     x_BLD = self.token(tokens_BL)
     if self.config.axes:
       coordinates = jnp.unravel_index(places_BL, self.config.axes)
@@ -245,35 +258,36 @@ class Transformer(nnx.Module):
 
     Args:
       x_BLD: the residual stream, float32.
-      attend: is like `Transformer.attend`.
-      cache: given to the first layer.
+      attend: a function like `Transformer.attend`.
+      cache: the cache that the first layer gets.
       rng: key for dropout; None applies no dropout.
       first: the first position.
-      symbols_BL: those of whole sequences, for options.
+      symbols_BL: symbols of whole sequences, for options; or None.
 
     Returns:
-      (x_BLD, the last layer's cache, what blocks measure).
+      (x_BLD, the cache after the last layer, measurements of blocks).
     """
     config = self.config
     kinds = stacks.block_kinds(config)
 
-    # What has a first axis of layers, and is cut into periods by the scan.
+    # The arrays with a first axis of layers, which the scan splits into
+    # periods.
     params = nnx.to_pure_dict(nnx.state(self))
     stacked: dict[str, Any] = dict(
       rngs=None, options=options.arrays(config, params)
     )
     if rng is not None:
-      # Two keys for each layer: one for each branch.
+      # Each layer gets two keys, one for each branch.
       rngs = jax.random.split(rng, config.num_layers)
       stacked["rngs"] = jax.vmap(jax.random.split)(rngs)
     for name in {kind.stack for kind in kinds}:
       stacked[name] = stacks.pack(getattr(self, name))
 
-    # The work of a layer that may be rematerialized.
+    # The part of a layer that may be rematerialized.
     def apply(x_BLD, cache, layer, index, stacked):
-      """Returns (what a block adds to the stream, the cache, measurements)."""
-      # Its parts are taken here, so that a rematerialized block keeps only the
-      # inputs of the scan, which are not copied.
+      """Returns (update of the stream, the cache, measurements)."""
+      # The layer's parts are taken here, so that a rematerialized block stores
+      # only the inputs of the scan, which are not copied.
       parts = stacks.take(config, layer, stacked)
       facts = options.Layer(
         patterns=config.patterns[layer],
@@ -282,7 +296,7 @@ class Transformer(nnx.Module):
         symbols_BL=symbols_BL,
       )
 
-      # What a block sees of attention: its layer's, with all options.
+      # The attention of this layer with all options, as the block calls it.
       def attend_heads(q_BLHK, k_BLGK, v_BLGE):
         inputs = options.Inputs(q_BLHK, k_BLGK, v_BLGE)
         inputs = options.prepare(config, facts, inputs)
@@ -303,8 +317,9 @@ class Transformer(nnx.Module):
 
     def step(carry, layer, index, stacked):
       x_BLD, cache = carry
-      # The rounding errors of a residual stream in bfloat16 would add up. The
-      # block reads a copy, which is also what the backward pass keeps.
+      # The residual stream is float32, because its rounding errors in bfloat16
+      # would add up. The block reads a rounded copy, which is also stored for
+      # the backward pass.
       rounded_BLD = x_BLD.astype(config.dtype)
       y_BLD, cache, measured = apply(rounded_BLD, cache, layer, index, stacked)
       with jax.named_scope("residual"):
@@ -320,7 +335,7 @@ def init_params(config: Config, seed: int) -> dict:
 
   Returns:
     Nested dicts of float32 arrays, by the names of the network's attributes.
-    They depend on the config and the seed alone.
+    They depend only on the config and the seed.
   """
   model = Transformer(config, rngs=nnx.Rngs(seed))
   return nnx.to_pure_dict(nnx.state(model))
@@ -332,17 +347,17 @@ def bind(config: Config, params: dict) -> Transformer:
 
 
 def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
-  """Returns the network as predict(params, rows_BM, rng=None).
+  """Returns the network as a function predict(params, rows_BM, rng=None).
 
-  It returns (logits, what blocks measure). A classifier takes rows of
-  `data.Sequences`, without reading their labels; rows of `Arrangement.arrange`
-  have the labels of their order.
+  The function returns (logits, measurements of blocks). For a classifier, rows
+  come from `data.Sequences`, and their class labels are not read. Rows from
+  `Arrangement.arrange` include the labels of their order.
   """
 
   def predict(params, rows_BM, rng=None):
     network = bind(config, params)
 
-    # A row is a sequence and what else is known of it.
+    # A row contains a sequence, followed by other integers about it.
     tokens_BL = rows_BM[:, : config.length]
     rest = rows_BM[:, config.length :]
     if config.classifies:
@@ -353,7 +368,7 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
 
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
-  """Returns the network as `make_predict` does, for its logits alone."""
+  """Returns a function like that of `make_predict`, for logits only."""
   predict = make_predict(config)
 
   def apply(params, rows_BM, rng=None):
@@ -364,7 +379,7 @@ def make_apply(config: Config) -> Callable[..., jax.Array]:
 
 
 def param_shapes(config: Config) -> dict:
-  """Returns the shapes and dtypes of `init_params`, which is not run."""
+  """Returns the shapes and dtypes of `init_params` without running it."""
   return nnx.to_pure_dict(_abstract(config)[1])
 
 
@@ -374,11 +389,12 @@ def count_parameters(config: Config) -> int:
 
 
 def count_active_parameters(config: Config, name: str = "") -> int:
-  """Counts the parameters that one position uses; with `name`, those named so.
+  """Counts the parameters that one position uses.
 
-  With `name="kernel"`, these are the products of a position with weights.
+  With `name`, only parameters of this name are counted. With `name="kernel"`,
+  the result is the number of multiplications of a position with weights.
   """
-  # Options know which of their parameters only some positions use.
+  # Options define how much of their parameters one position uses.
   total = 0
   for path, x in jax.tree_util.tree_leaves_with_path(param_shapes(config)):
     if name in ("", path[-1].key):
@@ -392,6 +408,6 @@ def count_active_parameters(config: Config, name: str = "") -> int:
 @functools.lru_cache(maxsize=64)
 def _abstract(config):
   """Splits the network into (structure, parameters), with shapes for arrays."""
-  # The seed does not matter: nothing is drawn.
+  # The seed does not matter, because nothing is drawn.
   network = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   return nnx.split(network)

@@ -1,12 +1,12 @@
 """Attention patterns: which query attends to which key.
 
 A pattern is a small immutable value: a set of pairs (query, key). Its `mask`
-is the definition, from which all else is derived. Patterns know nothing about
-batches, heads, dtypes, devices, tiles or sequence lengths.
+defines the set, and everything else is derived from the mask. Patterns know
+nothing about batches, heads, dtypes, devices, tiles or sequence lengths.
 
-The paper's symbols (Child et al. 2019, arXiv 1904.10509): l is `stride`,
-`window` or `size`; c is `width`; p is the number of factors; A_i^(m) is row i
-of factor m.
+The paper (Child et al. 2019, arXiv 1904.10509) uses other symbols: l is
+`stride`, `window` or `size`; c is `width`; p is the number of factors; A_i^(m)
+is row i of factor m.
 
 To add a pattern, write one class with a `mask`, in `catalogue` or in a module
 of your own, and decorate it with `register`.

@@ -27,11 +27,12 @@ from sparse_transformer.patterns.catalogue import Causal
 from sparse_transformer.patterns.checks import orders
 from sparse_transformer.patterns.content import Content
 
-TILE = 16  # positions: the finest nodes of a cover, evaluated pair by pair
-EXACT = 4096  # positions between which every pair is followed through layers
-INPUTS = 64  # inputs followed to every position of longer sequences
-CHUNK = 2**22  # values at a time
-LAST = 96  # positions that a receptive field is of: a row of CIFAR-10
+# positions on a side of the smallest nodes, which are evaluated by pair
+TILE = 16
+EXACT = 4096  # positions up to which every pair is followed through the layers
+INPUTS = 64  # sampled inputs that are followed in longer sequences
+CHUNK = 2**22  # values that are processed at a time
+LAST = 96  # positions whose receptive field is found: a row of a CIFAR-10 image
 
 # The patterns of a network by layer and head, as `assign` returns them.
 Layers: TypeAlias = Sequence[Sequence[Pattern]]
@@ -39,11 +40,12 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class _Pairs(NamedTuple):
-  """The pairs of a part, in its orders."""
+  """The pairs of a part, whose positions are sorted in its orders."""
 
   full: list[layout_lib.Nodes]
-  tiles: layout_lib.Nodes  # the others, of `TILE` positions
-  bits: np.ndarray  # uint8 [tiles, TILE, TILE / 8], their pairs
+  tiles: layout_lib.Nodes  # the nodes that are not full, of `TILE` positions
+  # uint8 [tiles, TILE, TILE / 8], one bit for each pair of `tiles`
+  bits: np.ndarray
 
 
 @functools.lru_cache(maxsize=64)
@@ -51,7 +53,7 @@ def _find_pairs(part, n):
   """Finds the pairs of a part: full nodes, and the bits of the other tiles."""
   *full, tiles = layout_lib.cover(part, n, TILE)
 
-  # One bit a pair, since the cache keeps them.
+  # Each pair takes a single bit, because the cache keeps the arrays.
   bits = np.zeros((len(tiles.rows), TILE, TILE // 8), np.uint8)
   for here, pairs in layout_lib.pairs_of_tiles(
     part,
@@ -72,7 +74,8 @@ def _reduce(ufunc, pattern, values, empty=0, by_key=False):
     pattern: any static pattern.
     values: [n, words], one row for each position that is read.
     empty: the neutral element of the operation, for positions without pairs.
-    by_key: reduces over the queries of each key.
+    by_key: whether to reduce over the queries of each key, instead of over the
+      keys of each query.
 
   Returns:
     The results [n, words], one row for each query, or for each key.
@@ -86,7 +89,8 @@ def _reduce(ufunc, pattern, values, empty=0, by_key=False):
     if by_key:
       readers, sources = sources, readers
 
-    # Nodes and tiles count places in the orders of the part, not positions.
+    # Nodes and tiles are indexed by place in the sorted orders of the part, not
+    # by position.
     pairs = _find_pairs(part, n)
     read = values[sources]
     by_place = ufunc(
@@ -98,7 +102,10 @@ def _reduce(ufunc, pattern, values, empty=0, by_key=False):
 
 
 def _reduce_full(ufunc, read, pairs, empty, by_key):
-  """Reduces over full nodes, whose values are reduced once for all readers."""
+  """Reduces over full nodes.
+
+  All readers of a full node read the same values, which are reduced once.
+  """
   n = len(read)
   result = np.full_like(read, empty)
   for nodes in pairs.full:
@@ -107,12 +114,13 @@ def _reduce_full(ufunc, read, pairs, empty, by_key):
     if by_key:
       rows, cols = cols, rows
 
-    # A column of nodes has one result, which all rows of its nodes share.
+    # Each column of nodes is reduced once, and all full nodes in this column
+    # use the result.
     by_node = ufunc.reduceat(read, np.arange(0, n, nodes.size))
     by_row = np.full_like(by_node, empty)
     ufunc.at(by_row, rows, by_node[cols])
 
-    # The last node may end after the sequence.
+    # The last node may extend beyond the end of the sequence, where it is cut.
     result = ufunc(result, np.repeat(by_row, nodes.size, axis=0)[:n])
   return result
 
@@ -122,14 +130,14 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
 
   Args:
     ufunc: the reduction, such as np.maximum.
-    read: the values to reduce, [n, words]: by the place of their key or, if
-      `by_key`, of their query.
-    pairs: the tiles that are not full.
-    empty: the result where a reader reads nothing.
-    by_key: whether keys read queries, not queries keys.
+    read: the values to reduce, [n, words], in the part's order of keys or, if
+      `by_key`, of queries.
+    pairs: the `_Pairs` of the part, whose `tiles` are reduced.
+    empty: the result for a reader that reads nothing.
+    by_key: whether keys read queries, instead of queries reading keys.
 
   Returns:
-    The results by the place of the reader, [n, words].
+    The results [n, words], in the part's order of readers.
   """
   n, words = read.shape
   rows = pairs.tiles.rows
@@ -137,12 +145,13 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
   if by_key:
     rows, cols = cols, rows
 
-  # Neutral elements fill the last tile.
+  # The last tile is padded with neutral elements.
   padding = (0, -n % TILE), (0, 0)
   padded = np.pad(read, padding, constant_values=empty)
   by_tile = padded.reshape(-1, TILE, words)
 
-  # As many tiles at a time as memory allows: each pair has all its words.
+  # The number of tiles processed at a time is limited, because each pair takes
+  # memory for all of its words.
   result = np.full_like(by_tile, empty)
   tile_values = TILE**2 * words
   step = max(1, CHUNK // tile_values)
@@ -160,11 +169,11 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
 
 
 def has_pairs(pattern: Pattern, n: int) -> bool:
-  """Returns whether any query attends to a key, or may for some content."""
+  """Returns whether any query attends to a key, for at least some content."""
   pattern.check(n)
   pattern = pattern.support()
-  # A few rows of the mask answer at once for nearly all patterns. Only the
-  # cover knows that there is no pair at all.
+  # For nearly all patterns, a few rows of the mask already contain a pair. Only
+  # the cover can prove that there is none.
   some_queries = np.array([[0], [n // 2], [n - 1]])
   if np.any(pattern.mask(some_queries, np.arange(n))):
     return True
@@ -180,7 +189,8 @@ def is_causal(pattern: Pattern, n: int) -> bool:
   """Returns whether no query attends to a later key, whatever the content."""
   pattern.check(n)
   pattern = pattern.support()
-  # What follows from the sides needs no search among the pairs of both.
+  # If the sides of a combination settle the question, its pairs need not be
+  # searched.
   match pattern:
     case Union(left, right):
       return is_causal(left, n) and is_causal(right, n)
@@ -192,9 +202,10 @@ def is_causal(pattern: Pattern, n: int) -> bool:
 
 
 def first_leak(pattern: Pattern, n: int) -> Pair | None:
-  """Returns the first key that an earlier query sees, as (query, key).
+  """Returns the first key that an earlier query attends to, as (query, key).
 
-  The query is the first that sees this key. Returns None for a causal pattern.
+  The query is the first one that attends to this key. Returns None for a causal
+  pattern.
 
   >>> from sparse_transformer.patterns import Local
   >>> first_leak(Local(5, causal=False), 9)
@@ -204,12 +215,12 @@ def first_leak(pattern: Pattern, n: int) -> Pair | None:
     return None
   late = pattern.support() - Causal()
 
-  # Has a sequence that ends after `length` positions a leak? If it has, so have
-  # all longer ones.
+  # If a sequence of some length has a leak, so do all longer sequences, and
+  # bisection finds the shortest one.
   def has_leak(length):
     return has_pairs(late.beginning(length), length)
 
-  # The key is the last position of the shortest such sequence.
+  # The leaked key is the last position of the shortest sequence.
   key = bisect.bisect_left(range(1, n), True, key=has_leak)
 
   earlier = np.arange(key)
@@ -224,10 +235,10 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """Counts the pairs; the most there can be if content decides.
+  """Counts the pairs, or the most there can be if it depends on the content.
 
-  A content-based part counts, for each query, the pairs of its support, but no
-  more than the keys that a query can have.
+  In a content-based part, each query counts the keys of the part's support, up
+  to the largest number of keys that the part allows.
   """
   static, parts = pattern.split()
   total = 0 if static is None else static.pairs(n)
@@ -239,11 +250,12 @@ def count_pairs(pattern: Pattern, n: int) -> int:
 
 
 def most_keys(pattern: Pattern, n: int) -> int:
-  """Returns the most keys that one of n queries may have."""
+  """Returns the largest number of keys that one of n queries may have."""
   if not pattern.contents():
     return int(keys_per_query(pattern, n).max())
 
-  # Bounds by the sides: what content decides is not known here.
+  # A combination is bounded by its sides, because the content is not known
+  # here.
   match pattern:
     case Union(left, right):
       return min(n, most_keys(left, n) + most_keys(right, n))
@@ -267,21 +279,22 @@ def count_tiles(part: Pattern, n: int, tile: int) -> int:
 
 
 def last_readers(pattern: Pattern, n: int) -> np.ndarray:
-  """Finds the last query that attends to each key: int64 [n], -1 for none."""
+  """Finds the last query that attends to each key: int64 [n], -1 if none."""
   queries = np.arange(n)[:, None]
   return _reduce(np.maximum, pattern, queries, empty=-1, by_key=True)[:, 0]
 
 
 def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
-  """Finds the positions that the last ones can depend on, through all layers.
+  """Finds all positions that the last positions of a sequence can depend on.
 
-  This is the boolean product of the masks of the layers. Each position sees
-  itself, since layers add to their inputs.
+  The result is the boolean product of the masks of all layers. Each position
+  also sees itself, because layers add to their inputs.
 
   Args:
     layers: the static patterns of each layer's heads.
     n: positions.
-    last: how many positions at the end of the sequence are followed back.
+    last: the number of positions at the end of the sequence whose dependence is
+      followed back.
 
   Returns:
     Booleans [last, n], one row for each of the last positions.
@@ -301,7 +314,8 @@ def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
   bits = np.packbits(is_seen, axis=1, bitorder="little")
   seen = bits.view(np.uint64)
 
-  # From the last layer to the first: a key is seen by whatever sees its query.
+  # Layers are followed from the last to the first: whatever sees a query also
+  # sees its keys.
   for heads in reversed(layers):
     after = seen
     for pattern in set(heads):
@@ -326,20 +340,24 @@ def _check(layers, n):
 class Reach:
   """The result of following inputs through a network."""
 
-  # After how many layers every position sees its entire past, or the entire
-  # sequence if the network is not causal; None if never.
+  # The number of layers after which every position sees its entire past, or the
+  # entire sequence if the network is not causal; None if that never happens.
   layers: int | None
-  missing: Pair | None  # in that case, the first (query, key) without a path
-  positions: int  # every pair among these first positions was followed
-  inputs: int  # inputs that were followed to every position of the sequence
+  # if `layers` is None, the first (query, key) without a path
+  missing: Pair | None
+  # number of first positions among which every pair was followed
+  positions: int
+  inputs: int  # number of inputs that were followed to every position
 
 
 def measure_reach(layers: Layers, n: int) -> Reach:
-  """Finds after how many layers all positions see what they should.
+  """Finds after how many layers every position sees all that it should.
 
-  Up to 4,096 positions, every pair is followed. In longer sequences, the first
-  4,096 are followed as exactly if the network is causal, since a path stays
-  between its key and its query; the rest is sampled with 64 inputs.
+  In a causal network, a position should see its entire past; in others, the
+  entire sequence. Up to 4,096 positions, every pair is followed. In longer
+  sequences, a sample of 64 inputs is followed to every position. If the network
+  is causal, every pair among the first 4,096 positions is followed too, because
+  the positions on a path lie between its key and its query.
   """
   heads = list(itertools.chain.from_iterable(layers))
   for pattern in heads:
@@ -353,7 +371,7 @@ def measure_reach(layers: Layers, n: int) -> Reach:
     positions = EXACT if causal else 0
     inputs = _sampled_inputs(n)
 
-  # First the positions whose pairs are all followed, then the sample.
+  # First follow all pairs of the first positions, then the sampled inputs.
   depth = 0
   missing = None
   for size, followed in ((positions, np.arange(positions)), (n, inputs)):
@@ -369,31 +387,33 @@ def measure_reach(layers: Layers, n: int) -> Reach:
 
 
 def _sampled_inputs(n):
-  """Samples inputs: both sides of the powers of 2, then random positions.
+  """Samples inputs: powers of 2, the positions before them, random positions.
 
-  Strides, blocks and windows tend to be powers of 2.
+  Powers of 2 are included because strides, blocks and windows tend to be powers
+  of 2.
   """
   powers = 2 ** np.arange((n - 1).bit_length())
   random = np.random.RandomState(0).permutation(n)
 
-  # A dict keeps the first of equal candidates, in order.
+  # A dict removes repeated candidates and keeps the order of the others.
   candidates = np.concatenate([powers - 1, powers, random[:INPUTS]])
   inputs = list(dict.fromkeys(candidates))
   return np.sort(inputs[:INPUTS])
 
 
 def _follow(layers, n, inputs, causal):
-  """Follows inputs through layers until every position sees its own.
+  """Follows inputs through layers until positions see all that they should.
 
   Args:
     layers: the patterns of each layer's heads.
     n: positions.
     inputs: the positions to follow, sorted.
-    causal: whether a position should see inputs up to itself, not all.
+    causal: whether a position should see only the inputs up to itself, instead
+      of all inputs.
 
   Returns:
-    (layers that were needed, None), or (layers, the first (query, key) that no
-    path joins).
+    (number of layers that were needed, None), or, if some position never sees
+    an input that it should, (number of layers, first such (query, key)).
   """
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)
@@ -412,7 +432,7 @@ def _follow(layers, n, inputs, causal):
     if heads in idle:
       continue
 
-    # All heads of a layer read what the layer before gave.
+    # All heads of a layer read the output of the previous layer.
     before = seen
     for pattern in heads:
       new = _reduce(np.bitwise_or, pattern.beginning(n), before)
@@ -427,7 +447,8 @@ def _follow(layers, n, inputs, causal):
   if not missing.any():
     return depth, None
 
-  # The lowest bit of the first incomplete position, in any byte order.
+  # Find the lowest missing bit of the first incomplete position. Words are
+  # converted to little-endian, so that every machine finds the same bit.
   query = int(np.flatnonzero(missing.any(1))[0])
   words = missing[query].astype("<u8").view(np.uint8)
   is_missing = np.unpackbits(words, bitorder="little")

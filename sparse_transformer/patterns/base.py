@@ -16,88 +16,95 @@ Booleans: TypeAlias = Any
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """A set of pairs (query, key), both counted from 0.
+  """A set of pairs (query, key) of positions, which are counted from 0.
 
-  A subclass is a frozen dataclass that defines `mask`, and `orders` if its
-  pairs are scattered in natural order.
+  A subclass is a frozen dataclass that defines `mask`. It also defines `orders`
+  if its pairs are scattered when positions are in natural order.
   """
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    """The definition: which pairs are in the set.
+    """Returns whether pairs are in the set. This defines the pattern.
 
-    It may use + - * // % abs < <= > >= == != & | ~ only, and divide by
-    positive integers only, so that NumPy, XLA and the interval arithmetic of
-    layouts share it. All intermediate values must fit in 32 bits: a product of
-    two positions may not. `check` verifies this.
+    The mask may use only + - * // % abs < <= > >= == != & | ~, and may divide
+    only by positive integers, because NumPy, XLA and the interval arithmetic of
+    layouts all evaluate it. All intermediate values must fit in 32 bits, which
+    a product of two positions may not. `check` verifies these rules.
 
     Args:
-      q, k: positions of queries and of keys, of shapes that broadcast. A
-        condition on one side may have the shape of that side.
+      q, k: positions of queries and of keys, integers whose shapes broadcast.
+
+    Returns:
+      Booleans of the broadcast shape. A mask that depends only on `q`, or only
+      on `k`, may keep the shape of that argument.
     """
     raise NotImplementedError(f"{type(self).__name__} defines no mask")
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Orders of queries and of keys in which the pairs fill whole tiles.
+    """Returns orders of queries and keys in which the pairs fill whole tiles.
 
-    They are permutations of range(n), as `check` verifies; by default, natural.
+    Both are permutations of range(n), as `check` verifies. The default is the
+    natural order.
     """
     return np.arange(n), np.arange(n)
 
   def parts(self) -> tuple["Pattern", ...]:
-    """Disjoint patterns whose union is this one, each with its own orders."""
+    """Splits the pattern into disjoint patterns, each with its own orders."""
     return (self,)
 
   def beginning(self, n: int) -> "Pattern":
-    """This pattern for the first n positions.
+    """Returns this pattern, restricted to the first n positions.
 
-    It is the pattern itself, unless that has a length of its own, as one made
-    from a matrix does.
+    Most patterns are defined for any length and return themselves. A pattern
+    made from a matrix has a fixed length and is cut.
     """
     return self
 
-  # What follows is for content-based patterns, see `content`: a static pattern
-  # has none, and is its own static part.
+  # The next methods are about content-based patterns, see `content`. A static
+  # pattern contains none, so it is its own support and its own static part.
 
   def contents(self) -> tuple[Any, ...]:
-    """The content-based patterns in this one; none if it is static."""
+    """Returns the content-based patterns in this one, or () if it is static."""
     return ()
 
   def support(self) -> "Pattern":
-    """A static pattern that has every pair that this one may have."""
+    """Returns a static pattern that contains every pair this one may have."""
     return self
 
   def split(self) -> tuple["Pattern | None", tuple["Pattern", ...]]:
-    """Splits the pattern into disjoint patterns whose union it is.
+    """Splits the pattern into disjoint static and content-based parts.
 
     Returns:
-      (the static part, or None without one; the content-based parts).
+      (static part, content-based parts). The static part is None if there is
+      none.
     """
     return self, ()
 
   def static_part(self) -> "Pattern":
-    """The static part of `split`; a pattern without pairs if there is none."""
+    """Returns the static part of `split`, or a pattern without pairs."""
     static, _ = self.split()
-    # No class stands for the empty set: subtract any pattern from itself.
+    # No class represents the empty set, so subtract a pattern from itself.
     return self.support() - self.support() if static is None else static
 
   def bind(self, sets: Mapping["Pattern", "Pattern"]) -> "Pattern":
-    """Replaces the content-based patterns by the sets that were found.
+    """Replaces each content-based pattern with the pairs found for it.
 
     Args:
-      sets: for each of `contents`, its set of pairs for one batch.
+      sets: maps each of `contents` to its set of pairs in one batch.
     """
     return self
 
   def check(self, n: int) -> None:
     """Checks that the pattern is well defined for n positions.
 
-    Whatever uses a pattern calls this, which is quick: the result is cached,
-    and the mask is evaluated once, on bounds.
+    All code that uses a pattern calls this first. It is fast, because the mask
+    is evaluated only once, on an interval of positions, and because the result
+    is cached.
 
-    Raises ValueError if the mask uses operators that are not allowed, does not
-    return booleans, or has intermediate values that may not fit in 32 bits;
-    `orders` are not permutations; the pattern has fields that cannot be hashed,
-    or attributes that equality ignores; n is less than 1.
+    Raises ValueError in any of these cases: the mask uses operators that are
+    not allowed, does not return booleans, or has intermediate values that may
+    not fit in 32 bits; `orders` does not return permutations; the pattern has
+    fields that cannot be hashed, or attributes that equality ignores; n is less
+    than 1 or does not fit in 32 bits.
     """
     checks.check_pattern(self, n)
 
@@ -111,18 +118,19 @@ class Pattern:
     return Difference(self, other)
 
   def __bool__(self) -> bool:
-    # Otherwise `p and q` would be q, without a word.
+    # Without this error, `p and q` would silently return q.
     raise TypeError(
-      f"{checks.shorten(self)}: combine patterns with | & - only; Full() - p"
-      " has all pairs but those of p"
+      f"{checks.shorten(self)}: combine patterns with | & - only; write"
+      " Full() - p for all pairs that are not in p"
     )
 
   def __str__(self) -> str:
-    """The expression that `parse` reads back if the class is registered."""
+    """Returns an expression that `parse` reads if the class is registered."""
     shown = []
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
-      # Required fields by position, the others by name, if they differ.
+      # Required fields are shown by position. Others are shown by name, and
+      # only if they differ from their defaults.
       if field.default is dataclasses.MISSING:
         shown.append(str(value))
       elif field.default != value:
@@ -130,26 +138,28 @@ class Pattern:
     return f"{type(self).__name__}({', '.join(shown)})"
 
   def matrix(self, n: int) -> np.ndarray:
-    """The set as booleans [n, n], with one row per query."""
+    """Returns the set as a boolean matrix [n, n] with one row per query."""
     self.check(n)
     positions = np.arange(n)
-    # A condition on queries or keys alone has the shape of its side.
+    # A mask that depends only on queries or only on keys may have the shape of
+    # that side alone.
     return np.broadcast_to(self.mask(positions[:, None], positions), (n, n))
 
   def keys(self, i: int, n: int) -> np.ndarray:
-    """The sorted positions, among n, that query i attends to."""
+    """Returns the sorted positions, out of n, that query i attends to."""
     self.check(n)
-    # The query is an array, since ~ makes an integer of a plain True or False.
+    # The query is an array, because a mask of a plain integer may be a plain
+    # bool, for which ~ returns an integer.
     mask = self.mask(np.asarray(i), np.arange(n))
     return np.flatnonzero(np.broadcast_to(mask, n))
 
   def pairs(self, n: int) -> int:
-    """The exact number of pairs among n positions, without n x n work."""
+    """Counts the pairs among n positions exactly, without n x n work."""
     self.check(n)
     return sum(layout_lib.pairs_of_part(part, n) for part in self.parts())
 
   def layout(self, n: int, tile: int) -> layout_lib.Layout:
-    """The tiles that hold pairs, in this pattern's own orders."""
+    """Returns the tiles that contain pairs, in this pattern's own orders."""
     self.check(n)
     return layout_lib.lay_out(self, n, tile)
 
@@ -166,9 +176,9 @@ class Combination(Pattern):
   def __post_init__(self) -> None:
     if not isinstance(self.right, Pattern):
       raise TypeError(
-        f"{checks.shorten(self.left)}: combine patterns with | & - only, and"
-        f" with patterns, not with {checks.shorten(repr(self.right))};"
-        " parse(text) reads text"
+        f"{checks.shorten(self.left)}: | & - combine a pattern only with"
+        f" another pattern, not with {checks.shorten(repr(self.right))};"
+        " parse(text) makes a pattern from text"
       )
 
   def beginning(self, n: int) -> Pattern:
@@ -187,7 +197,8 @@ class Combination(Pattern):
   def check(self, n: int) -> None:
     self.left.check(n)
     self.right.check(n)
-    # This raises where content-based pairs are subtracted from static ones.
+    # `split` raises an error if content-based pairs are subtracted from static
+    # ones.
     self.split()
 
   def __str__(self) -> str:
@@ -210,25 +221,26 @@ class Union(Combination):
   def parts(self) -> tuple[Pattern, ...]:
     left = self.left.parts()
     right = self.right.parts()
-    # Parts in natural order run together.
+    # Parts that are all in natural order run as a single part.
     if all(_is_natural(part) for part in left + right):
       return (self,)
 
-    # The left side keeps the pairs that both have: attention would otherwise
-    # count them twice.
+    # Pairs that both sides contain are removed from the right side, because
+    # attention would otherwise count them twice.
     return left + tuple(part - self.left for part in right)
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
     left_static, left_parts = self.left.split()
     right_static, right_parts = self.right.split()
 
-    # Each pair is kept once, by the left side where both have it.
+    # Pairs that both sides contain are removed from the right side.
     right_parts = tuple(part - self.left for part in right_parts)
     if right_static is None:
       return left_static, left_parts + right_parts
 
-    # The static pairs of the right side are kept by the static part instead: it
-    # cannot lose pairs that are found at run time.
+    # Static pairs of the right side are an exception. They stay in the static
+    # part, because pairs that are found at run time cannot be removed from it.
+    # Instead, they are removed from the content-based parts of the left side.
     static = right_static
     if left_static is not None:
       static = left_static | right_static
@@ -238,7 +250,7 @@ class Union(Combination):
 
 @dataclasses.dataclass(frozen=True)
 class _Restriction(Combination):
-  """Pairs of the left pattern that meet a condition, run in its orders."""
+  """Those pairs of the left pattern that meet a condition, in its orders."""
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return self.left.orders(n)
@@ -249,7 +261,7 @@ class _Restriction(Combination):
 
 @dataclasses.dataclass(frozen=True)
 class Intersection(_Restriction):
-  """Pairs in both patterns, run in the orders of the left one."""
+  """Pairs in both patterns, in the orders of the left one."""
 
   operator = "&"
 
@@ -264,7 +276,8 @@ class Intersection(_Restriction):
     if not self.right.contents():
       return static & self.right, parts
 
-    # Content-based pairs come first: they decide the order of positions.
+    # Content-based pairs go to the left side, because the left side determines
+    # the order of positions.
     static, right_parts = (self.right & static).split()
     return static, parts + right_parts
 
@@ -278,11 +291,12 @@ class Difference(_Restriction):
   def mask(self, q: Integers, k: Integers) -> Booleans:
     left = self.left.mask(q, k)
     right = self.right.mask(q, k)
-    # ~ makes an integer of a plain True or False.
+    # For a plain Python bool, ~ would return an integer.
     return left & (not right if isinstance(right, bool) else ~right)
 
   def support(self) -> Pattern:
-    # Pairs that are subtracted for some content may stay for another.
+    # Whether the content-based pairs on the right are subtracted depends on the
+    # content, so the support keeps them.
     if self.right.contents():
       return self.left.support()
     return super().support()
@@ -293,42 +307,46 @@ class Difference(_Restriction):
     if static is None:
       return None, parts
 
-    # Static pairs are laid out before any content is known.
+    # Static pairs are laid out before any content is known, so content-based
+    # pairs cannot be subtracted from them.
     if self.right.contents():
       raise ValueError(
         f"{checks.shorten(self)} subtracts content-based pairs from"
-        f" {checks.shorten(static)}, which is static: only a"
-        " content-based pattern can lose such pairs"
+        f" {checks.shorten(static)}, which is static; subtract them from a"
+        " content-based pattern only"
       )
     return static - self.right, parts
 
 
 def _is_natural(pattern):
-  """Returns whether the pairs of a part fill tiles in natural order."""
-  # Restrictions run in the orders of their left side.
+  """Returns whether a part keeps positions in natural order."""
+  # Restrictions use the orders of their left side.
   if isinstance(pattern, _Restriction):
     return _is_natural(pattern.left)
   return type(pattern).orders is Pattern.orders
 
 
 class Checked(Pattern):
-  """A pattern whose integers are at least 1, or 0 if that is their default."""
+  """A pattern whose integer fields are checked.
+
+  Each must be at least 1, or at least 0 if 0 is its default.
+  """
 
   def __post_init__(self) -> None:
     for field in dataclasses.fields(self):
       if field.type is int:
         check_fields(self, field.name, minimum=int(field.default != 0))
-        # NumPy's integers become Python's, whose text `parse` reads.
+        # NumPy integers become plain Python integers.
         object.__setattr__(self, field.name, int(getattr(self, field.name)))
 
 
 def check_fields(pattern: Pattern, *fields: str, minimum: int = 1) -> None:
-  """Checks the fields of a pattern, and `causal` if it has one.
+  """Checks integer fields of a pattern, and `causal` if it has that field.
 
   Args:
     pattern: a dataclass.
     *fields: names of fields that must be integers.
-    minimum: the least value of each.
+    minimum: the smallest allowed value of each field.
 
   Raises:
     ValueError: a field is not an integer of at least `minimum` that fits in 32
@@ -363,16 +381,18 @@ _Class = TypeVar("_Class", bound=type[Pattern])
 
 
 def register(cls: _Class) -> _Class:
-  """Adds a class of patterns to `CATALOGUE`, or to `CONTENT`.
+  """Adds a pattern class to `CATALOGUE`, or to `CONTENT` if content-based.
 
-  Expressions (`parse`) can then name it. A class defined again, as in a
-  notebook, replaces itself. Returns the class, so that this is a decorator.
+  Expressions that `parse` reads can then use the class. A class that is defined
+  again, as in a notebook, replaces its earlier version. Returns the class, so
+  that `register` can be used as a decorator.
 
   Raises:
-    ValueError: another class has its name.
+    ValueError: a different class is registered under the same name.
   """
   known = (CATALOGUE | CONTENT).get(cls.__name__, cls)
-  # The place tells a class that is defined again from another of its name.
+  # The module and the qualified name distinguish a class that is defined again
+  # from a different class of the same name.
   place = cls.__module__, cls.__qualname__
   if place != (known.__module__, known.__qualname__):
     raise ValueError(
@@ -387,8 +407,8 @@ def register(cls: _Class) -> _Class:
 
 
 def signature(cls: type[Pattern]) -> str:
-  """Returns the expression of a class of patterns: its name and arguments."""
+  """Returns the name and the arguments of a pattern class, as a call."""
   parameters = inspect.signature(cls).parameters.values()
-  # Without types: error messages and tables show what to write.
+  # Types are left out, because error messages and tables show what to write.
   plain = [p.replace(annotation=inspect.Parameter.empty) for p in parameters]
   return f"{cls.__name__}{inspect.Signature(plain)}"

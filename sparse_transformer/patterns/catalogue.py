@@ -32,18 +32,19 @@ class Full(Pattern):
   """Every key."""
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    # True of all positions, in the shape of both sides.
+    # This is true for all positions, and has the broadcast shape of q and k.
     return (q >= 0) & (k >= 0)
 
 
 @register
 @dataclasses.dataclass(frozen=True)
 class Local(Checked):
-  """The last `window` keys, the query itself included.
+  """The last `window` keys, including the query itself.
 
-  Bidirectional: `window // 2` keys to either side, as in Longformer's library.
-  Source: Child et al. 2019, section 4.3. Their formula has `window + 1` keys,
-  their released code exactly `window`, as here.
+  With `causal=False`, the `window // 2` keys on either side are also included,
+  as in Longformer's library, and the window has no other keys. Source: Child et
+  al. 2019, section 4.3. Their formula includes `window + 1` keys; their
+  released code includes exactly `window`, as this class does.
   """
 
   window: int
@@ -58,10 +59,10 @@ class Local(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Dilated(Checked):
-  """`window` keys `dilation` apart, the query itself included.
+  """`window` keys that are `dilation` apart, including the query itself.
 
-  Bidirectional: `window // 2` keys to either side. Source: Beltagy et al. 2020,
-  arXiv 2004.05150.
+  With `causal=False`, there are `window // 2` keys on either side of the query.
+  Source: Beltagy et al. 2020, arXiv 2004.05150.
   """
 
   window: int
@@ -76,19 +77,19 @@ class Dilated(Checked):
     return _within(q - k, self.window // 2 * self.dilation) & same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # Sorted by residue, the keys of a window lie side by side.
+    # When positions are sorted by residue, the keys of a window are adjacent.
     return _by_residue(n, self.dilation)
 
 
 @register
 @dataclasses.dataclass(frozen=True)
 class Strided(Checked):
-  """Every `stride`-th key, counted back from the query: its column.
+  """Every `stride`-th key back from the query, which is the query's column.
 
-  With an offset, keys are counted back from `offset` positions after the query,
-  and the query does not see itself. Offset 1 gives the column of the target:
-  keys that hold the bytes `stride`, 2 `stride`, ... before the target. Source:
-  Child et al. 2019, section 4.3, with offset 0.
+  With an offset, keys are counted back from the position `offset` after the
+  query, so the query does not see itself. Offset 1 selects the column of the
+  target: the keys whose inputs are the bytes `stride`, 2 `stride`, ... before
+  the target. Source: Child et al. 2019, section 4.3, with offset 0.
   """
 
   stride: int
@@ -101,24 +102,26 @@ class Strided(Checked):
       raise ValueError(f"{self}: offset must be less than stride")
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    # Without an offset, the mask has no operation for it.
+    # If there is no offset, the mask does not need the addition.
     ahead = q + self.offset if self.offset else q
     same = ahead % self.stride == k % self.stride
     return (k <= q) & same if self.causal else same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # Column by column: each becomes a dense causal block.
+    # Positions are sorted by column, so that each column becomes a dense causal
+    # block.
     return _by_residue(n, self.stride, self.offset)
 
 
 @register
 @dataclasses.dataclass(frozen=True)
 class Block(Checked):
-  """The keys so far in the query's own block of `size` positions.
+  """The keys up to the query in its own block of `size` positions.
 
-  With `previous`, also the keys of that many blocks before it. Bidirectional:
-  all keys of the block, and of `previous` blocks before and after it. Source:
-  Child et al. 2019, section 4.3, A^(1) of fixed attention.
+  The query also sees all keys of the `previous` blocks before its own. With
+  `causal=False`, it sees all keys of its own block, and of `previous` blocks
+  before and after it. Source: Child et al. 2019, section 4.3, A^(1) of fixed
+  attention.
   """
 
   size: int
@@ -126,7 +129,7 @@ class Block(Checked):
   causal: bool = True
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    # In blocks, from the key's to the query's.
+    # The number of blocks from the key's block to the query's block.
     distance = q // self.size - k // self.size
     if self.causal:
       return (k <= q) & (distance <= self.previous)
@@ -137,12 +140,13 @@ class Block(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Summary(Checked):
-  """The summary columns so far, in every block of `size` positions.
+  """The summary columns, up to the query, of every block of `size` positions.
 
-  The summary columns of a block are the `shift`-th group of `width` positions,
-  counted from its end: shift 0 is the last `width` positions. Different heads
-  may use different groups. Bidirectional: the summary columns of all blocks.
-  Source: Child et al. 2019, section 4.3, A^(2) of fixed attention.
+  The summary columns of a block are a group of `width` positions. Groups are
+  counted from the end of the block, so that `shift=0` selects the last `width`
+  positions. Different heads may use different groups. With `causal=False`,
+  every query sees the summary columns of all blocks. Source: Child et al. 2019,
+  section 4.3, A^(2) of fixed attention.
   """
 
   size: int
@@ -162,12 +166,13 @@ class Summary(Checked):
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     is_summary = self._is_summary(k)
-    # The condition on q, true of all queries, gives the mask both sides' shape.
+    # `q >= 0` is always true. It gives the mask the broadcast shape of q and k.
     return (k <= q) & is_summary if self.causal else (q >= 0) & is_summary
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # The summary columns first, then the keys without a reader. Those before
-    # and after the summary are apart, so that bounds on k % size exclude them.
+    # Summary columns are sorted first, then the keys that no query reads. Among
+    # the latter, keys before the summary columns are separated from keys after
+    # them, so that bounds on k % size can exclude both.
     i = np.arange(n)
     is_after = i % self.size >= self.size - self.shift * self.width
     return i, np.lexsort((is_after, ~self._is_summary(i)))
@@ -184,12 +189,13 @@ class LogSparse(Checked):
   window: int = 1
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    # The parts are the definition: disjoint, with gaps of at most 2**29.
+    # The parts define the mask. They are disjoint, and their distances are at
+    # most 2**29.
     masks = (part.mask(q, k) for part in self.parts())
     return functools.reduce(operator.or_, masks)
 
   def parts(self) -> tuple[Pattern, ...]:
-    # Distances up to 2**29, so that all fit in 32 bits.
+    # Distances end at 2**29, so that all values fit in 32 bits.
     groups = range(0, 30, _PowerGaps.COUNT)
     distances = (_PowerGaps(2**i, self.window) for i in groups)
     return Local(self.window), *distances
@@ -199,23 +205,27 @@ class LogSparse(Checked):
 class _PowerGaps(Pattern):
   """The keys at distances `first`, 2 `first`, 4 `first`, ... before the query.
 
-  Distances below `window` are left to the window, so that parts are disjoint.
+  Distances below `window` are omitted, because the local window already
+  contains them and parts must be disjoint.
   """
 
   first: int
   window: int
 
-  # Distances of one part. In its orders, keys are then at most 32 places from
-  # the query: a tile of 64 queries needs two tiles of keys.
+  # The number of distances in one part. In the part's orders, a key is then at
+  # most 32 places from its query, so a tile of 64 queries needs only two tiles
+  # of keys.
   COUNT = 6
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     distances = [self.first << i for i in range(self.COUNT)]
     masks = [q - k == d for d in distances if d >= self.window]
 
-    # Equal residues follow from the distances, but bounds can't know that.
+    # Equal residues follow from the distances, but interval arithmetic cannot
+    # derive them.
     same = q % self.first == k % self.first
-    # No position is negative: an empty union, if all distances are left out.
+    # No position is negative, so the union starts empty. It stays empty if all
+    # distances are omitted.
     return same & functools.reduce(operator.or_, masks, (q < 0) & (k < 0))
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -227,7 +237,7 @@ class _PowerGaps(Pattern):
 class Global(Checked):
   """The first `size` positions.
 
-  Bidirectional: as queries, they also attend to every key.
+  With `causal=False`, these positions, as queries, also attend to every key.
   """
 
   size: int
@@ -244,9 +254,9 @@ class Global(Checked):
 class RandomBlocks(Checked):
   """`num` distinct random past blocks for each block of `size` queries.
 
-  Candidates start at block `first` and end `last` blocks before the query's
-  block. Bidirectional: two blocks attend to each other if the later one drew
-  the earlier one.
+  Blocks are drawn from block `first` up to the block that is `last` blocks
+  before the query's own. With `causal=False`, two blocks attend to each other
+  if the later one drew the earlier one.
   """
 
   size: int
@@ -270,18 +280,19 @@ class RandomBlocks(Checked):
 
   def _draws(self, row: Integers, col: Integers) -> Booleans:
     """Returns whether block `row` drew block `col`."""
-    # One draw from each of `num` strata, so that draws are distinct without
-    # being compared. Empty strata draw none.
+    # One block is drawn from each of `num` strata, so that draws are distinct
+    # without being compared. Nothing is drawn from an empty stratum.
     count = row - (self.last + self.first - 1)
 
-    # No block is negative: a start for the union of the draws.
+    # No block is negative, so the union of the draws starts empty.
     hits = (row < 0) & (col < 0)
     for draw in range(self.num):
       begin = count * draw // self.num
       end = count * (draw + 1) // self.num
       size = end - begin
 
-      # A function of the block and the seed, not a table: bounds evaluate it.
+      # The draw is computed from the block and the seed, not looked up in a
+      # table, so that interval arithmetic can evaluate it.
       chance = _hash(row, self.seed * self.num + draw)
       drawn = begin + _share(chance, size)
       is_drawn = col == drawn + self.first
@@ -291,7 +302,8 @@ class RandomBlocks(Checked):
     return hits & (count > 0)
 
 
-# A mask has about 40 operations for each draw, which all run in every tile.
+# Each draw adds about 40 operations to the mask, and all of them run in every
+# tile.
 MAX_DRAWS = 32
 _LEVELS = 2**14  # number of hash values
 _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
@@ -300,12 +312,13 @@ _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 def _hash(x: Integers, seed: int) -> Integers:
   """Hashes integers to pseudo-random ones in [0, _LEVELS).
 
-  Only operators of masks are used, and products stay below 2**31.
+  It uses only operators that a mask may use, and its products stay below 2**31.
   """
   a = 7919 + seed * 104729 % 16381
   b = seed * 15485863 % _PRIME
 
-  # An affine map is too regular: cubes, which permute the residues, scatter it.
+  # An affine map alone is too regular. Cubing permutes the residues and
+  # scatters them.
   x = (x % _PRIME * a + b) % _PRIME
   for shift in 12345, 23456:
     x = (x * x % _PRIME * x + shift) % _PRIME
@@ -316,7 +329,7 @@ def _hash(x: Integers, seed: int) -> Integers:
 def _share(chance: Integers, size: Integers) -> Integers:
   """Computes about `size * chance / _LEVELS`, rounded down.
 
-  The size is cut in two, so that products stay below 2**31.
+  The size is split into high and low bits, so that products stay below 2**31.
   """
   high = chance * (size // 128) // (_LEVELS // 128)
   return high + chance * (size % 128) // _LEVELS
@@ -325,16 +338,18 @@ def _share(chance: Integers, size: Integers) -> Integers:
 class _Shorthand(Checked):
   """A named pattern that is defined by other patterns.
 
-  Its pairs are those of its definition, but run as one part, in natural order.
+  It contains the pairs of its definition, but runs as one part, in natural
+  order.
   """
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    # The patterns in the definition check the fields that they are given.
+    # This checks the fields, because the patterns in the definition check
+    # theirs.
     self.definition()
 
   def definition(self) -> Pattern:
-    """The combination that the name stands for."""
+    """Returns the combination of patterns that the name stands for."""
     raise NotImplementedError
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
@@ -363,11 +378,12 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  A block has `block` positions. A query sees an odd number `window` of blocks
-  around its own (if causal, only the first half and its own), the first
-  `num_global` blocks, and `num_random` other past blocks. Source: Zaheer et al.
-  2020, arXiv 2007.14062, where the last block is also global, and random blocks
-  are drawn from both sides.
+  A block has `block` positions. A query sees `window` blocks, an odd number, of
+  which its own is the middle one; the first `num_global` blocks; and
+  `num_random` other past blocks. If causal, it sees no later blocks of the
+  window. Source: Zaheer et al. 2020, arXiv 2007.14062. In the paper, the last
+  block is also global, and random blocks are drawn from both sides of the
+  query.
   """
 
   block: int = 64
@@ -387,7 +403,8 @@ class BigBird(_Shorthand):
     window = Block(self.block, side, causal=self.causal)
     first = Global(self.block * self.num_global, causal=self.causal)
 
-    # Random blocks are drawn between the two, so that none is drawn in vain.
+    # Random blocks are drawn between the first blocks and the window, so that
+    # no draw selects a block that the query already sees.
     random = RandomBlocks(
       self.block,
       self.num_random,
@@ -415,9 +432,10 @@ class _Raster(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Row(_Shorthand):
-  """The bytes so far in the query's image row, and the `previous` rows above.
+  """The bytes up to the query in its image row, and the `previous` rows above.
 
-  Bidirectional: all bytes of the row, and of `previous` rows on both sides.
+  With `causal=False`, all bytes of the row, and of `previous` rows above and
+  below it.
   """
 
   columns: int
@@ -432,9 +450,9 @@ class Row(_Shorthand):
 @register
 @dataclasses.dataclass(frozen=True)
 class Column(_Raster):
-  """The bytes so far in the query's column of pixels, in all channels.
+  """The bytes up to the query in its column of pixels, in all channels.
 
-  Bidirectional: all bytes of the column.
+  With `causal=False`, all bytes of the column.
   """
 
   columns: int
@@ -446,7 +464,7 @@ class Column(_Raster):
     return (k <= q) & same if self.causal else same
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # Column by column, from top to bottom in each.
+    # Positions are sorted by column, and from top to bottom within a column.
     order = np.argsort(self._column(np.arange(n)), kind="stable")
     return order, order
 
@@ -454,10 +472,11 @@ class Column(_Raster):
 @register
 @dataclasses.dataclass(frozen=True)
 class Neighborhood(_Raster):
-  """The pixels around the query's own, in all channels.
+  """The pixels around the query's own pixel, in all channels.
 
-  Causal: its row and the `height - 1` rows above, `width // 2` columns to
-  either side. Bidirectional: `height // 2` rows to either side.
+  The neighborhood includes the query's row up to the query, the `height - 1`
+  rows above it, and `width // 2` columns on either side. With `causal=False`,
+  it includes the query's row and `height // 2` rows above and below it.
   """
 
   height: int
@@ -475,8 +494,9 @@ class Neighborhood(_Raster):
     return _within(rows, self.height // 2) & near
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
-    # Patches of 4 x 4 pixels, 48 bytes in color: tiles are up to twice as full
-    # as in raster order, for neighborhoods of 3 x 3 to 16 x 32.
+    # Positions are sorted by patches of 4 x 4 pixels, which are 48 bytes in
+    # color. For neighborhoods of 3 x 3 to 16 x 32 pixels, tiles are then up to
+    # twice as full as in raster order.
     i = np.arange(n)
     order = np.lexsort((i, self._column(i) // 4, self._row(i) // 4))
     return order, order
@@ -490,7 +510,7 @@ def _within(distance: Integers, reach: int) -> Booleans:
 def _by_residue(n, period, offset=0):
   """Sorts queries by (q + offset) % period, and keys by k % period.
 
-  Positions of one residue stay in order.
+  Positions with the same residue stay in their natural order.
   """
   i = np.arange(n)
   query_order = np.argsort((i + offset) % period, kind="stable")
@@ -498,6 +518,7 @@ def _by_residue(n, period, offset=0):
   return query_order, key_order
 
 
-# Type checkers, which understand literals only, take all names.
+# Type checkers understand only a literal `__all__`. Without one, they see all
+# public names.
 if not TYPE_CHECKING:
   __all__ = list(CATALOGUE)

@@ -1,4 +1,4 @@
-"""Checks that a pattern is well defined, or it would give wrong results."""
+"""Checks that patterns are well defined, because others give wrong results."""
 
 import functools
 import operator
@@ -10,11 +10,11 @@ from sparse_transformer.patterns import intervals
 
 PatternLike: TypeAlias = Any  # a `base.Pattern`; `base` imports this module
 
-SHORT = 100  # characters of a pattern that an error message quotes
+SHORT = 100  # the most characters of a value that an error message quotes
 
 
 def check_pattern(pattern: PatternLike, n: int) -> None:
-  """Checks that a pattern is well defined, see `base.Pattern.check`.
+  """Checks that a pattern is well defined, as `base.Pattern.check` describes.
 
   Args:
     pattern: any pattern.
@@ -25,19 +25,20 @@ def check_pattern(pattern: PatternLike, n: int) -> None:
   """
   if not 1 <= n < intervals.LIMIT:
     raise ValueError(f"{n=} must be at least 1 and fit in 32 bits")
-  # Plans and programs are cached by pattern.
+  # Plans and programs are cached by pattern, which requires a hash.
   try:
     hash(pattern)
   except TypeError as error:
     raise ValueError(
-      f"{shorten(pattern)}: fields must be hashable, as tuples are: {error}"
+      f"{shorten(pattern)}: fields must be hashable, such as tuples: {error}"
     ) from None
 
-  # A Python integer, so that NumPy's share its entry in the cache.
+  # n becomes a Python integer, so that equal NumPy integers share its entry in
+  # the cache.
   _check(pattern, operator.index(n))
 
 
-# Calls that raise are not cached: they raise again.
+# Calls that raise an error are not cached, so they raise it every time.
 @functools.lru_cache(maxsize=1024)
 def _check(pattern, n):
   _check_value(pattern)
@@ -49,14 +50,14 @@ def _check(pattern, n):
 def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the query order and the key order of a pattern, as int32 [n].
 
-  Entry i of an order is the position at place i.
+  Entry i of an order is the position that comes i-th in that order.
 
   Raises:
     ValueError: one of them is not a permutation of range(n).
   """
   queries, keys = map(np.asarray, pattern.orders(n))
 
-  # A position that is left out, or taken twice, would give wrong sums.
+  # A position that is missing or repeated would give wrong sums.
   for side, order in ("query", queries), ("key", keys):
     if not np.array_equal(np.sort(order), np.arange(n)):
       raise ValueError(
@@ -68,7 +69,7 @@ def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def shorten(value: object) -> str:
-  """Returns the text of a value for a message, without the middle if long."""
+  """Returns the text of a value, without its middle if it is too long."""
   text = str(value)
   if len(text) <= SHORT:
     return text
@@ -78,19 +79,20 @@ def shorten(value: object) -> str:
 
 
 def _check_value(pattern):
-  """Checks that equality sees all attributes.
+  """Checks that equality compares all attributes.
 
-  Equal patterns share plans: one that differs in an attribute that equality
-  ignores would run with the pairs of another. Cached properties follow from the
-  others.
+  Equal patterns share plans. If equality ignored an attribute, a pattern could
+  run with the pairs of another pattern that differs in that attribute. Cached
+  properties are allowed, because they follow from the other attributes.
   """
   cls = type(pattern)
-  # A class with its own `__eq__`, as every dataclass has, is trusted.
+  # A class that defines its own `__eq__`, as every dataclass does, is trusted.
   definer = next(base for base in cls.__mro__ if "__eq__" in vars(base))
   if definer is cls:
     return
 
-  # Inherited from a dataclass, it compares the fields of that class alone.
+  # An `__eq__` that is inherited from a dataclass compares only the fields of
+  # that dataclass.
   compared = getattr(definer, "__dataclass_fields__", vars(pattern))
   unseen = []
   for name in vars(pattern):
@@ -101,12 +103,12 @@ def _check_value(pattern):
   if unseen:
     raise ValueError(
       f"{cls.__name__} must be a frozen dataclass, so that patterns are equal"
-      f" if their fields are; equality ignores {', '.join(unseen)}"
+      f" if all fields are; its equality ignores {', '.join(unseen)}"
     )
 
 
 def _check_mask(pattern, n):
-  """Evaluates the mask once, on a position between 0 and n - 1."""
+  """Evaluates the mask once, on the interval of positions from 0 to n - 1."""
   position = intervals.Int32(0, n - 1)
   try:
     intervals.as_truth(pattern.mask(position, position))

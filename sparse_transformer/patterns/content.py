@@ -1,12 +1,13 @@
-"""The protocol of content-based patterns: keys are found at run time.
+"""The protocol of content-based patterns, whose keys are found at run time.
 
-A pattern gives each position of each head a few integers, its buckets, and
-turns them into sets of pairs, `Near` or `Chosen`, which are also patterns. All
-are causal in the strict sense: which keys a query has depends on nothing after
-it. The patterns themselves are in `content_catalogue`.
+A content-based pattern gives each position of each head a few integers, called
+its buckets. It turns the buckets into sets of pairs, `Near` or `Chosen`, which
+are patterns too. All content-based patterns are causal in a strict sense: even
+the choice of a query's keys depends on nothing after the query. The patterns
+themselves are in `content_catalogue`.
 
-Axes: B batch, H heads, L positions, K width of queries and keys, C buckets of
-a position.
+Axes: B batch, H query heads, G KV heads, L positions of queries, M positions of
+keys, K width of queries and keys, D directions, C buckets of a position.
 """
 
 import dataclasses
@@ -25,13 +26,14 @@ from sparse_transformer.patterns.base import (
 from sparse_transformer.patterns.catalogue import Causal, Full
 from sparse_transformer.patterns.checks import shorten
 
-Array = Any  # of JAX
+Array = Any  # a JAX array
 
 
 class Lazy:
   """A library that is imported when it is first used.
 
-  Static patterns need NumPy alone, so that commands without others start fast.
+  Static patterns need only NumPy, so commands that use no other patterns start
+  fast.
 
   >>> jnp = Lazy("jax.numpy")
   >>> print(jnp.arange(3))
@@ -50,49 +52,54 @@ jnp = Lazy("jax.numpy")
 
 
 class Known(NamedTuple):
-  """What buckets are found from.
+  """The arrays from which `Content.find_buckets` computes buckets.
 
   The buckets of a position may depend on nothing after it.
   """
 
-  q_BLHK: Array  # queries, rounded to float32, without gradients
-  k_BMGK: Array  # keys from position 0 on, likewise; G divides H
-  # For each head, or for all of them if H = 1; None for no directions. Where
-  # blocks are given, these, int32 [B, H, L, C].
+  q_BLHK: Array  # queries as float32, without gradients
+  # Keys from position 0 as float32, without gradients; G divides H.
+  k_BMGK: Array
+  # Directions of each head, or of all heads if its first axis is 1; None if the
+  # pattern has none. If `Content.blocks_from` is set, the given blocks instead,
+  # int32 [B, H, L, C].
   directions_HDK: Array = None
   start: Array = 0  # position of the first query
-  # Of queries and keys, int32 [B, L] and [B, M], where a query may only have
-  # keys of its segment: then buckets may not depend on others.
+  # Segments of queries and of keys, int32 [B, L] and [B, M], if a query may
+  # attend only to keys in its own segment. Buckets must then not depend on
+  # other segments.
   segments: tuple[Array, Array] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Content(Checked):
-  """A pattern whose pairs are found from queries and keys.
+  """A pattern whose pairs are found from queries and keys at run time.
 
-  A subclass defines `find_buckets`, `sets` and `most_keys`, and the directions
-  if it has some.
+  A subclass defines `find_buckets`, `sets` and `most_keys`. It also defines
+  `num_directions` and `directions` if it uses any.
   """
 
-  # Whether it is meant for keys that are the queries at unit length.
+  # Whether the pattern is meant for keys that are the queries, scaled to unit
+  # length.
   keys_are_queries: ClassVar[bool] = False
-  # Whether its directions are parameters of a network.
+  # Whether the directions are parameters of the network.
   is_learned: ClassVar[bool] = False
-  # What selects blocks of keys that it is given in place of directions: the
-  # "caller" of `attend`, or, in networks, `select` from the "symbols".
+  # What selects the blocks of keys, if the pattern is given blocks instead of
+  # directions: "caller" stands for the caller of `attend`; with "symbols",
+  # `select` computes the blocks from the symbols of a network. Otherwise "".
   blocks_from: ClassVar[str] = ""
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     raise ValueError(
       f"{shorten(self)} has no pairs before it is bound to queries and keys;"
-      " its support() has all pairs that it may have"
+      " use its support(), which contains all pairs that it may have"
     )
 
   def contents(self) -> tuple[Any, ...]:
     return (self,)
 
   def support(self) -> Pattern:
-    # Any earlier key may be chosen, and no later one.
+    # Any key up to the query may be chosen, but no later key.
     return Causal()
 
   def split(self) -> tuple[Pattern | None, tuple[Pattern, ...]]:
@@ -102,11 +109,11 @@ class Content(Checked):
     return sets[self]
 
   def check(self, n: int) -> None:
-    # It has no mask of its own to evaluate.
+    # A content-based pattern has no mask that could be evaluated.
     self.support().check(n)
 
   def most_keys(self, n: int) -> int:
-    """The most keys that one of n queries can have."""
+    """Returns the largest number of keys that one of n queries can have."""
     return n
 
   @property
@@ -115,11 +122,11 @@ class Content(Checked):
     return 0
 
   def directions(self, width: int, layer: int = 0) -> np.ndarray | None:
-    """The directions of a layer; None if they are parameters, or not needed.
+    """Returns a layer's directions; None if they are parameters, or not used.
 
     Args:
-      width: K, of a head's queries.
-      layer: its number; layers have different directions.
+      width: K, the width of a head's queries.
+      layer: the index of the layer; layers have different directions.
 
     Returns:
       Float32 [1, D, K], the same for all heads.
@@ -129,28 +136,33 @@ class Content(Checked):
   def given_shape(
     self, batch: Any, heads: int, length: Any, width: int
   ) -> tuple[Any, ...]:
-    """The shape of what it is given in `attend`; () for nothing."""
+    """Returns the shape of the array that `attend` needs; () if it needs none.
+
+    The array contains directions or, if `blocks_from` is set, blocks.
+    """
     num = self.num_directions
     return (heads, num, width) if num else ()
 
   def select(self, symbols_BL: Array) -> Array:
-    """The blocks of a network, int32 [B, 1, L, C].
+    """Selects the blocks of keys in a network, int32 [B, 1, L, C].
 
     Args:
-      symbols_BL: of which position t has those before t; None where a network
-        gets them one by one.
+      symbols_BL: the symbols of the sequence. The blocks of position t may
+        depend only on symbols before t. None if a network receives symbols one
+        by one.
     """
     raise NotImplementedError
 
   def find_buckets(self, known: Known) -> Array:
-    """Finds the buckets of each position, which decide its pairs.
+    """Finds the buckets of each position, which determine its pairs.
 
-    A bucket is a hash value, a cluster, or a block of keys. Those of a position
-    must depend on nothing after it. Nothing checks this at run time:
-    tests/attention/test_content.py looks for leaks of every pattern.
+    A bucket is a hash value, a cluster, or a block of keys. The buckets of a
+    position must depend on nothing after it. This is not checked at run time,
+    but tests/attention/test_content.py tests every registered pattern for
+    leaks.
 
     Args:
-      known: queries, keys, and what else there is.
+      known: the queries, the keys, and what else buckets may depend on.
 
     Returns:
       Buckets, int32 [B, H, L, C].
@@ -160,14 +172,15 @@ class Content(Checked):
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple["Near | Chosen", ...]:
-    """Makes the sets of pairs whose union this pattern is.
+    """Makes the sets of pairs whose union is this pattern.
 
-    Each pair must lie in `support()`, which by default is k <= q. Backends do
-    not check it again.
+    Each pair must be in `support()`, which is k <= q by default. Backends do
+    not check this again.
 
     Args:
       buckets_BHLC: from `find_buckets`.
-      segments_BL: of positions; pairs across segments do not matter.
+      segments_BL: segments of positions, or None. Pairs across segments may be
+        included, because they are masked elsewhere.
     """
     raise NotImplementedError
 
@@ -176,11 +189,11 @@ class Content(Checked):
 class _Bound(Pattern):
   """A set of pairs found at run time.
 
-  The positions that its mask is asked for have any two axes, or, where heads
-  differ, four: batch and heads come first.
+  The mask takes positions with two axes or, if positions differ between heads,
+  with four, of which batch and heads come first.
   """
 
-  # Arrays have no hash: each set is equal to itself alone.
+  # Arrays have no hash, so each set is equal only to itself.
   __eq__ = object.__eq__
   __hash__ = object.__hash__
 
@@ -188,51 +201,55 @@ class _Bound(Pattern):
     raise NotImplementedError("the order is found at run time")
 
   def within_tiles(self) -> Pattern:
-    """The mask to apply within the tiles that this set is run in."""
+    """Returns the mask to apply within the tiles of this set."""
     return self
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Near(_Bound):
-  """Pairs with 0 <= as_query[q] - as_key[k] < window.
+  """The pairs with 0 <= as_query[q] - as_key[k] < window.
 
-  Coordinates are int32 [B, H, L] and found at run time.
+  The coordinates are int32 [B, H, L], and are found at run time.
   """
 
-  order: Array  # positions [B, H, L], in whose order pairs fill tiles
-  as_query: Array  # the coordinate of each position as a query
+  order: Array  # positions [B, H, L], in an order in which pairs fill tiles
+  as_query: Array  # the coordinate of each position when it is a query
   as_key: Array
   window: int
-  reach: int  # how many places before its query in `order` a key may be
+  reach: int  # the most places in `order` by which a key may precede its query
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
-    # Groups are further apart than the window, see `content_catalogue._sort`.
+    # Different groups are further apart than the window, see
+    # `content_catalogue._sort`.
     distance = _look_up(self.as_query, q) - _look_up(self.as_key, k)
     return (distance >= 0) & (distance < self.window)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Chosen(_Bound):
-  """Blocks of keys that each query chose."""
+  """The keys in the blocks that each query chose."""
 
   blocks: Array  # int32 [B, H, L, C], -1 for none
   size: int  # positions in a block
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     blocks = _look_up(self.blocks, q)
-    # A query without a choice has -1, which is the block of no key.
+    # An unused choice is -1, which is the block of no key.
     return (blocks == _with_heads(k // self.size)[..., None]).any(-1)
 
   def within_tiles(self) -> Pattern:
-    return Full()  # a tile has one block, and the queries that chose it
+    return Full()  # a tile pairs one block with queries that chose it
 
 
 def _look_up(x_BHL, positions):
-  """Looks up the values of x at positions; any value for negative ones.
+  """Looks up the values of x at positions.
+
+  The values at negative positions are arbitrary.
 
   Args:
     x_BHL: [B, H, L, ...].
-    positions: of 2 axes, or of 4 with batch and heads first.
+    positions: integers with 2 axes, or with 4 of which batch and heads come
+      first.
 
   Returns:
     Values of the shape of `positions`, followed by the last axes of x.
@@ -242,13 +259,13 @@ def _look_up(x_BHL, positions):
   sides = at.shape[2:]
   trailing = x_BHL.shape[3:]
 
-  # The positions become one axis, as `take_along_axis` requires.
+  # All axes of positions are merged into one, as `take_along_axis` requires.
   index = at.clip(0)
   index = index.reshape(heads + (-1,) + (1,) * len(trailing))
   rows = jnp.take_along_axis(x_BHL, index, axis=2)
   rows = rows.reshape(rows.shape[:2] + sides + trailing)
 
-  # Otherwise the compiler looks up once for each pair.
+  # Without this barrier, the compiler would repeat the lookup for each pair.
   return jax.lax.optimization_barrier(rows)
 
 

@@ -24,15 +24,16 @@ from sparse_transformer.patterns.content import (
   jnp,
 )
 
-MAX_ROUNDS = 64  # of `LSH`: each compiles separate loops
-PRODUCTS = 2**19  # of queries and directions, that are computed at a time
+MAX_ROUNDS = 64  # the most rounds of `LSH`: each compiles its own loops
+# the most products of queries and directions computed at a time
+PRODUCTS = 2**19
 
 
 class _Grouped(Content):
-  """The last `window` keys in the query's group.
+  """A pattern that selects the last `window` keys in the query's group.
 
-  Subclasses define `choose`, which finds a query's groups from its products
-  with the directions.
+  Subclasses define `choose`, which finds the groups of a query from its
+  products with the directions.
   """
 
   window: int
@@ -44,12 +45,12 @@ class _Grouped(Content):
     return self.num_directions
 
   def choose(self, products_BHD: Array) -> Array:
-    """Maps products with directions to groups: int32 [B, H, R]."""
+    """Chooses groups from products with directions: int32 [B, H, R]."""
     raise NotImplementedError
 
   def check(self, n: int) -> None:
     super().check(n)
-    # The last coordinate of the last group, see `_sort`.
+    # A bound of the largest coordinate, see `_sort`.
     largest = self.num_groups * max(n, self.window + 1) + n
     if largest >= intervals.LIMIT:
       raise ValueError(
@@ -61,15 +62,16 @@ class _Grouped(Content):
     directions_HDK = known.directions_HDK
 
     def choose_at(q_BHK):
-      # One set of directions for all heads need not be copied for each.
+      # Directions that all heads share need not be copied for each head.
       if directions_HDK.shape[0] == 1:
         products = _products("bhk,dk->bhd", q_BHK, directions_HDK[0])
       else:
         products = _products("bhk,hdk->bhd", q_BHK, directions_HDK)
       return self.choose(products)
 
-    # A few positions at a time: there are far more products than groups.
-    # A batch of unknown size counts as 1.
+    # Positions are processed in small batches, because there are far more
+    # products than groups. If the batch size of queries is not known when
+    # tracing, it counts as 1.
     b, _, h, _ = known.q_BLHK.shape
     batch = b if isinstance(b, int) else 1
     num_products = batch * h * directions_HDK.shape[1]
@@ -84,12 +86,14 @@ class _Grouped(Content):
 @register
 @dataclasses.dataclass(frozen=True)
 class LSH(_Grouped):
-  """The last `window` earlier positions in the query's bucket of any round.
+  """The last `window` earlier keys in the query's bucket, in each round.
 
   Each round projects a query onto `buckets // 2` random vectors and their
-  negatives: the largest product gives its bucket. A query without earlier
-  positions in its buckets attends to itself. Source: Kitaev et al. 2020, arXiv
-  2001.04451, where the chunks of a sorted sequence depend on later positions.
+  negatives; the largest product determines the query's bucket. A query attends
+  to the keys of all rounds, or only to itself if its buckets contain no earlier
+  positions. Source: Kitaev et al. 2020, arXiv 2001.04451. There, the sorted
+  sequence is cut into chunks, so what a query sees may depend on later
+  positions.
   """
 
   window: int
@@ -124,7 +128,8 @@ class LSH(_Grouped):
     half = self.buckets // 2
     products = products_BHD.reshape(products_BHD.shape[:2] + (-1, half))
 
-    # The largest among vectors and their negatives: the sign tells which.
+    # Find the largest product in magnitude. Its sign tells whether the bucket
+    # is that of the vector or of its negative.
     largest = jnp.abs(products).argmax(-1).astype(jnp.int32)
     product = jnp.take_along_axis(products, largest[..., None], -1)[..., 0]
     return jnp.where(product < 0, largest + half, largest)
@@ -132,25 +137,25 @@ class LSH(_Grouped):
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
-    """Returns one set for each round: the earlier positions of a bucket.
+    """Returns a set for each round, of the earlier positions in each bucket.
 
-    A bucket has consecutive coordinates, more than `window` from any other's.
-    `Near` pairs a query with the keys whose coordinates are 0 to `window` - 1
-    below its own.
+    The coordinates within a bucket are consecutive, and those of different
+    buckets are more than `window` apart. `Near` pairs a query with the keys
+    whose coordinates are 0 to `window` - 1 below the query's coordinate.
     """
     rounds = [
       _sort(buckets_BHLC[..., r], self.window, segments_BL)
       for r in range(self.rounds)
     ]
-    # Queries that are the first in their buckets of all rounds.
+    # Whether a query is the first position of its bucket in every round.
     is_alone = functools.reduce(operator.and_, (x.is_first for x in rounds))
 
     sets = []
     for r, (order, coordinates, _) in enumerate(rounds):
-      # A query's own coordinate is one less than the same position's as a key,
-      # so that it sees only earlier positions. In the first round it is equal
-      # if the query is the first of its bucket in every round: it then sees
-      # itself.
+      # A position's coordinate as a query is one less than its coordinate as a
+      # key, so that it sees only earlier positions. If the position is the
+      # first of its bucket in every round, the two are equal in the first
+      # round, so that it sees itself.
       as_query = coordinates - 1
       if r == 0:
         as_query = as_query + is_alone.astype(as_query.dtype)
@@ -169,12 +174,12 @@ class LSH(_Grouped):
 @register
 @dataclasses.dataclass(frozen=True)
 class Routing(_Grouped):
-  """The last `window` positions in the query's cluster, itself included.
+  """The last `window` keys in the query's cluster, including the query itself.
 
-  A query is in the cluster whose centroid is nearest to it by angle. Centroids
-  are parameters, the directions of the pattern. Source: Roy et al. 2020, arXiv
-  2003.05997, where a cluster takes the nearest positions, earlier and later
-  ones.
+  A query belongs to the cluster whose centroid is nearest to it by angle. The
+  centroids are the directions of the pattern, and parameters of the network.
+  Source: Roy et al. 2020, arXiv 2003.05997. There, a cluster contains the
+  positions that are nearest to its centroid, whether earlier or later.
   """
 
   clusters: int
@@ -190,7 +195,8 @@ class Routing(_Grouped):
     return self.clusters
 
   def find_buckets(self, known: Known) -> Array:
-    # At unit length, the largest product is that of the smallest angle.
+    # With centroids of unit length, the largest product belongs to the smallest
+    # angle.
     lengths = jnp.linalg.norm(known.directions_HDK, axis=-1, keepdims=True)
     unit_HDK = known.directions_HDK / jnp.maximum(lengths, 1e-6)
     return super().find_buckets(known._replace(directions_HDK=unit_HDK))
@@ -204,7 +210,7 @@ class Routing(_Grouped):
     order, coordinates, _ = _sort(
       buckets_BHLC[..., 0], self.window, segments_BL
     )
-    # A query is in its own window: both coordinates are the same.
+    # A query is in its own window, so its two coordinates are equal.
     return (
       Near(
         order=order,
@@ -217,7 +223,7 @@ class Routing(_Grouped):
 
 
 class _OfBlocks(Content):
-  """At most `num` blocks of `size` keys, all before the query."""
+  """A pattern that selects at most `num` past blocks of `size` keys."""
 
   size: int
   num: int
@@ -226,7 +232,10 @@ class _OfBlocks(Content):
     return self.size * min(self.num, max(0, n - 1) // self.size)
 
   def own_blocks(self, known: Known) -> Array:
-    """The block that each query is in, int32 [L, 1]: only earlier ones end."""
+    """Returns the block that contains each query, int32 [L, 1].
+
+    Only blocks before it are complete.
+    """
     positions_L1 = known.start + jnp.arange(known.q_BLHK.shape[1])[:, None]
     return positions_L1 // self.size
 
@@ -241,11 +250,11 @@ class _OfBlocks(Content):
 class Selected(_OfBlocks):
   """The past blocks of `size` keys that the caller selects for each query.
 
-  The directions of the pattern are block numbers, int32 [batch, heads,
-  positions, num]; instead of all heads, they may have 1 or the number of key
-  heads. Block b has the keys from b * size to (b + 1) * size - 1, and -1 stands
-  for no block. Numbers that are out of range or repeated, and blocks that do
-  not end before the query, are ignored.
+  The caller passes the indices of blocks as `directions`, int32 [batch, heads,
+  positions, num]. The axis of heads may also be 1 or the number of KV heads.
+  Block b contains the keys from b * size to (b + 1) * size - 1, and -1 stands
+  for no block. Indices that are out of range or repeated are ignored, and so
+  are blocks that do not end before the query.
   """
 
   size: int
@@ -262,7 +271,8 @@ class Selected(_OfBlocks):
     given_BHLC = known.directions_HDK
     is_past = given_BHLC < self.own_blocks(known)[None, None]
     past_BHLC = jnp.where(is_past, given_BHLC, -1).clip(-1)
-    # In order, a repeated block follows itself, and none follows -1.
+    # After sorting, a repeated block follows itself, so its difference is 0;
+    # the -1 of unused choices come first and have difference 0 too.
     blocks_BHLC = jnp.sort(past_BHLC, axis=-1)
     is_new = jnp.diff(blocks_BHLC, axis=-1, prepend=-1) > 0
     return jnp.where(is_new, blocks_BHLC, -1)
@@ -271,43 +281,46 @@ class Selected(_OfBlocks):
 @register
 @dataclasses.dataclass(frozen=True)
 class TopBlocks(_OfBlocks):
-  """The `num` best of the past blocks of `size` keys, chosen by each query.
+  """The `num` past blocks of `size` keys with the best scores for each query.
 
-  The score of a block is the product of the query with the mean of its keys.
-  Two kinds of blocks are never chosen: those with keys of several segments, and
-  the query's own, which is incomplete. To see it too, use a union with
-  `Block(size)` or `Local`. Source: Lu et al. 2025, arXiv 2502.13189, whose
-  top-k blocks are `Block(size) | TopBlocks(size, k - 1)`.
+  The score of a block is the product of the query with the mean of the block's
+  keys. Two kinds of blocks are never chosen: blocks with keys of several
+  segments, and the query's own block, because it is incomplete. To include the
+  latter, use a union with `Block(size)` or `Local`. Source: Lu et al. 2025,
+  arXiv 2502.13189, whose top-k blocks are `Block(size) | TopBlocks(size, k -
+  1)`.
   """
 
   size: int
   num: int
 
   def find_buckets(self, known: Known) -> Array:
-    """The blocks of each query, -1 for none."""
+    """Finds the best past blocks of each query; -1 marks unused choices."""
     b, num_queries, h, _ = known.q_BLHK.shape
     num_keys = known.k_BMGK.shape[1]
-    # The block of the last position can't be chosen: nothing comes after it.
+    # The block of the last position cannot be chosen, because no query comes
+    # after it.
     num_blocks = (num_keys - 1) // self.size
     if not num_blocks:
       return jnp.full_like(known.q_BLHK, -1, jnp.int32, (b, h, num_queries, 1))
 
-    # Scores of blocks: queries times mean keys. Query heads that share a head
-    # of keys also share its means.
+    # The score of a block is the product of a query with the block's mean key.
+    # Query heads that share a KV head also share its means.
     keys_BDSGK = self._cut(known.k_BMGK, num_blocks)
     means_BGDK = keys_BDSGK.mean(2).swapaxes(1, 2)
     heads_of_key = h // means_BGDK.shape[1]
     means_BHDK = jnp.repeat(means_BGDK, heads_of_key, 1)
     scores_BHLD = _products("blhk,bhdk->bhld", known.q_BLHK, means_BHDK)
 
-    # Past blocks only: a query's own is incomplete.
+    # Only past blocks are allowed, because the query's own block is incomplete.
     blocks_1D = jnp.arange(num_blocks)[None]
     is_allowed_BLD = (blocks_1D < self.own_blocks(known))[None]
     if known.segments is not None:
       is_one_BLD = self._is_one_segment(known.segments, num_blocks)
       is_allowed_BLD = is_allowed_BLD & is_one_BLD
 
-    # Early queries have fewer past blocks than they may choose.
+    # Early queries have fewer past blocks than they may choose. They get -1 for
+    # the others.
     scores_BHLD = jnp.where(
       is_allowed_BLD[:, None],
       scores_BHLD,
@@ -319,11 +332,11 @@ class TopBlocks(_OfBlocks):
     return blocks.astype(jnp.int32)
 
   def _is_one_segment(self, segments, num_blocks):
-    """Returns whether all keys of a block are in a query's segment.
+    """Returns whether all keys of each block are in each query's segment.
 
     Args:
-      segments: of queries [B, L], and of keys [B, M].
-      num_blocks: D, blocks to choose from.
+      segments: segments of queries [B, L], and of keys [B, M].
+      num_blocks: D, the number of blocks to choose from.
 
     Returns:
       Booleans [B, L, D].
@@ -333,7 +346,7 @@ class TopBlocks(_OfBlocks):
     first_BD1 = segments_BDS[..., :1]
     is_whole_BD = (segments_BDS == first_BD1).all(-1)
 
-    # Of a whole block, the first key tells the segment.
+    # If all keys of a block are in one segment, the first key identifies it.
     is_same_BLD = query_segments_BL[..., None] == first_BD1.swapaxes(1, 2)
     return is_same_BLD & is_whole_BD[:, None]
 
@@ -347,45 +360,46 @@ class TopBlocks(_OfBlocks):
 def _products(spec, x, y):
   """Computes an einsum as exactly as the device allows.
 
-  Its results are compared: rounded otherwise, they would choose other keys.
+  The results are compared with each other, so less exact products could choose
+  different keys.
   """
   return jnp.einsum(spec, x, y, precision="highest")
 
 
 class _Sorted(NamedTuple):
-  """Positions by bucket; int32 or bool [B, H, L] each."""
+  """Positions sorted by bucket; each array is int32 or bool [B, H, L]."""
 
   order: Array  # the positions
-  # Of each position. They increase by 1 within a bucket, and by more than
-  # `window` to the next.
+  # The coordinate of each position. Coordinates increase by 1 within a bucket,
+  # and by more than `window` from one bucket to the next.
   coordinates: Array
   is_first: Array  # whether a position is the first in its bucket
 
 
 def _sort(buckets_BHL, window, segments_BL):
-  """Sorts positions by bucket and, where there are segments, by segment.
+  """Sorts positions by bucket and, if there are segments, by segment.
 
   Args:
-    buckets_BHL: int32, from 0.
-    window: keys that a query may have in its bucket.
-    segments_BL: of positions, or None.
+    buckets_BHL: int32, counted from 0.
+    window: the most keys that a query may have in its bucket.
+    segments_BL: segments of positions, or None.
 
   Returns:
-    The order, in which each bucket is a run of rising positions; coordinates
-    within it; the first positions of buckets.
+    The order, in which the positions of each bucket are adjacent and
+    increasing; their coordinates; whether they are the first of their buckets.
   """
   n = buckets_BHL.shape[-1]
   positions = jnp.broadcast_to(
     jnp.arange(n, dtype=jnp.int32), buckets_BHL.shape
   )
   if segments_BL is None:
-    # One integer for each (bucket, position), so that one array is sorted;
-    # `check` makes sure that it fits.
+    # Each (bucket, position) is encoded as one integer, so that only one array
+    # is sorted. `check` makes sure that the integers fit in 32 bits.
     ids = jnp.sort(buckets_BHL * n + positions)
     order = ids % n
     sorted_buckets = ids // n
   else:
-    # Each segment of a bucket becomes a bucket.
+    # Each segment of a bucket becomes a bucket of its own.
     segments = jnp.broadcast_to(segments_BL[:, None], buckets_BHL.shape)
     by_bucket, by_segment, order = jax.lax.sort(
       (buckets_BHL, segments, positions), num_keys=3
@@ -393,12 +407,13 @@ def _sort(buckets_BHL, window, segments_BL):
     is_new = _differs(by_bucket) | _differs(by_segment)
     sorted_buckets = jnp.cumsum(is_new, axis=-1, dtype=jnp.int32)
 
-  # The bucket at the place before each; a smaller one before the first.
+  # The bucket of the previous place in the order; before the first place, a
+  # smaller bucket than any.
   before = jnp.concatenate(
     [sorted_buckets[..., :1] - 1, sorted_buckets[..., :-1]], -1
   )
 
-  # Back from places to positions: the inverse of the order.
+  # The inverse of the order maps positions to places in the order.
   invert = lambda order, i: jnp.zeros_like(order).at[order].set(i)
   places = jax.vmap(jax.vmap(invert))(order, positions)
   if segments_BL is not None:
@@ -412,10 +427,14 @@ def _sort(buckets_BHL, window, segments_BL):
 
 
 def _differs(x):
-  """Returns whether each value differs from the one before; False first."""
+  """Returns whether each value differs from the previous one.
+
+  The first value counts as equal.
+  """
   return jnp.diff(x, axis=-1, prepend=x[..., :1]) != 0
 
 
-# Type checkers, which understand literals only, take all names.
+# Type checkers understand only a literal `__all__`. Without one, they see all
+# public names.
 if not TYPE_CHECKING:
   __all__ = list(CONTENT)

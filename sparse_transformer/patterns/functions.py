@@ -1,4 +1,4 @@
-"""Patterns that a function of positions, or a matrix, defines."""
+"""Patterns that are defined by a function of positions or by a matrix."""
 
 import dataclasses
 import functools
@@ -23,18 +23,19 @@ Function = Callable[[Integers, Integers], Booleans]
 class _Where(Pattern):
   """The pairs for which a function holds.
 
-  Equal patterns have the same function, name and n.
+  Patterns are equal if they have the same function, name and n.
   """
 
   function: Function
   name: str
-  n: int = 0  # the only number of positions; 0 for any
+  n: int = 0  # the number of positions that it is defined for; 0 for any
 
   @functools.cached_property
   def is_plain(self) -> bool:
-    """Whether the function uses only what any mask may.
+    """Whether the function uses only operators that a mask may use.
 
-    Then bounds decide whole tiles, as for a class of patterns.
+    If so, interval arithmetic classifies whole tiles, as it does for other
+    patterns.
     """
     zero = intervals.Int32(0, 0)
     try:
@@ -45,20 +46,24 @@ class _Where(Pattern):
 
   @functools.cached_property
   def vectorized(self) -> Function:
-    """The function of arrays, in JAX on the host too: they round alike."""
+    """The function, vectorized over arrays and compiled by JAX.
+
+    JAX also evaluates it on the host, so that both round alike.
+    """
     return jax.jit(jnp.vectorize(self.function))
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
     if self.is_plain:
       return self.function(q, k)
 
-    # Bounds cannot decide any pair: all tiles are evaluated pair by pair.
+    # Interval arithmetic cannot classify any tile, so all tiles are evaluated
+    # pair by pair.
     if isinstance(q, intervals.Integer):
-      if isinstance(q, intervals.Int32):  # called by `check`
+      if isinstance(q, intervals.Int32):  # `check` calls it
         self._check_lookups(q.high + 1)
       return intervals.Truth(may=np.True_, must=np.False_)
 
-    # Within a program, the function becomes part of it.
+    # While a program is traced, the function becomes part of the program.
     if isinstance(q, jax.Array) or isinstance(k, jax.Array):
       with jax.numpy_rank_promotion("allow"):
         return self.vectorized(q, k)
@@ -66,12 +71,12 @@ class _Where(Pattern):
     return np.asarray(mask)
 
   def _check_lookups(self, n):
-    """Checks that a sequence of n positions stays within the tables."""
+    """Checks that the function's tables have entries for n positions."""
     if self.n not in (0, n):
       raise ValueError(f"{self} has {self.n} positions, but {n} are needed")
 
-    # JAX would take the last entry of a table that is too short. The first and
-    # the last position show whether one is.
+    # If a table is too short, JAX silently returns its last entry. Lookups at
+    # the first and the last position detect this.
     checked = checkify.checkify(self.vectorized, errors=checkify.index_checks)
     ends = [0, n - 1]
     q, k = np.ix_(ends, ends)
@@ -88,26 +93,27 @@ class _Where(Pattern):
 
 @dataclasses.dataclass(frozen=True)
 class _Lookup:
-  """The function of a matrix, equal to that of an equal matrix.
+  """A function that looks up a matrix; equal matrices give equal functions.
 
-  The digest stands for the bits, which have no hash.
+  Functions are compared by the digest of the bits, because arrays have no hash.
   """
 
   digest: str
   bits: np.ndarray = dataclasses.field(compare=False)
 
   def __call__(self, q: Integers, k: Integers) -> Booleans:
-    # Eight keys to a byte, the lowest bit first.
+    # Each byte contains eight keys, beginning with the lowest bit.
     byte = jnp.asarray(self.bits)[q, k // 8]
     return byte >> k % 8 & 1 == 1
 
 
 def _on_host(function, q, k):
-  """Runs a function of JAX outside of the program that is being traced.
+  """Runs a JAX function outside of the program that is being traced.
 
-  A new thread traces no program, and has no mesh: results are concrete.
+  A new thread is not tracing a program and has no mesh, so its results are
+  concrete.
   """
-  # The setting may be of this thread alone.
+  # The caller may have set this for its own thread only.
   has_64_bits = jax.config.jax_enable_x64
 
   def run():
@@ -119,21 +125,22 @@ def _on_host(function, q, k):
 
 
 def where(function: Function) -> Pattern:
-  """Makes a pattern of the pairs for which a function of positions holds.
+  """Makes a pattern of the pairs for which a function returns True.
 
-  It is for `attend`; a config's pattern needs a class, see `register`.
+  Use it with `attend`. A pattern that a config names must be a class, see
+  `register`.
 
   Args:
     function: (q, k) -> bool, like a `mask_mod` of FlexAttention without batch
-      and head. It is called with positions, int32, and may look up in JAX
-      arrays that are known before tracing. Patterns are equal if their
-      functions are the same object, so a function that is defined again, also
-      by `lambda`, is compiled again. What it returns must never change.
+      and head. It is called with int32 positions, and may index JAX arrays that
+      are known before tracing. Its results must never change. Patterns are
+      equal if their functions are the same object, so a function that is
+      defined again, for example by the same `lambda`, is compiled again.
 
   Returns:
-    The pattern. If the function uses + - * // % abs & | ~ and comparisons only,
-    whole tiles are decided at once; otherwise all pairs are evaluated, tile by
-    tile, which is n x n work.
+    The pattern. If the function uses only + - * // % abs & | ~ and comparisons,
+    whole tiles are classified at once. Otherwise, all pairs are evaluated, tile
+    by tile, which is n x n work.
 
   Raises:
     ValueError: the function does not return a boolean, or fails.
@@ -146,7 +153,7 @@ def where(function: Function) -> Pattern:
   name = shorten(getattr(function, "__name__", function))
   pattern = _Where(function, f"where({name})")
 
-  # One pair shows whether the function can be used at all, before any work.
+  # Evaluating one pair shows early whether the function can be used at all.
   zero = np.zeros(1, int)
   try:
     mask = pattern.mask(zero, zero)
@@ -156,7 +163,7 @@ def where(function: Function) -> Pattern:
     if not is_boolean:
       raise TypeError(f"it returns {mask.dtype} {[*mask.shape[1:]]}")
   except Exception as error:
-    # Errors of JAX have pages of advice after their first line.
+    # JAX errors continue with pages of advice after their first line.
     line = f"{error}\n".splitlines()[0]
     raise ValueError(
       f"{pattern} must return a boolean for positions q and k, which are"
@@ -169,23 +176,24 @@ def where(function: Function) -> Pattern:
 def explicit(matrix: np.ndarray) -> Pattern:
   """Makes a pattern of the pairs that a matrix lists.
 
-  It is for `attend`, with n positions; a config's pattern needs a class, see
-  `register`.
+  Use it with `attend`, for n positions. A pattern that a config names must be a
+  class, see `register`.
 
   Args:
     matrix: bool [n, n], one row per query, known before tracing. Patterns are
-      equal if their matrices are. Compiled programs hold n x n bits.
+      equal if their matrices are equal. Compiled programs contain the matrix as
+      n x n bits.
 
   Returns:
     The pattern, for n positions only.
 
   Raises:
-    ValueError: the matrix is not one of booleans.
+    ValueError: the matrix is not a square matrix of booleans, or is traced.
 
   >>> print(explicit(np.tri(4, dtype=bool)).pairs(4))
   10
   """
-  # A traced matrix has no values: None fails the check.
+  # A traced matrix has no values yet. None stands for it, and fails the check.
   is_known = not isinstance(matrix, jax.core.Tracer)
   pairs = np.asarray(matrix if is_known else None)
   n = math.isqrt(pairs.size)

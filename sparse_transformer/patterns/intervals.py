@@ -1,8 +1,10 @@
-"""Interval arithmetic: the mask of a pattern, evaluated on whole tiles.
+"""Interval arithmetic, which evaluates the mask of a pattern on whole tiles.
 
-A mask also runs on the values of this module, which stand for a position
-somewhere in a tile. The result says, conservatively, for each pair of tiles
-whether some pair of positions may be in the pattern and whether all must be.
+A mask also accepts the values of this module, which represent an unknown
+position in a tile. For each pair of tiles, the result then says whether some
+pair of positions may be in the pattern, and whether all of them must be. It is
+conservative: a tile pair that bounds cannot classify may have pairs, and need
+not have all.
 
 >>> pairs = TilePairs(4, rows=np.array([0, 1]), cols=np.array([1, 0]))
 >>> q, k = pairs.query(np.arange(8)), pairs.key(np.arange(8))
@@ -19,9 +21,9 @@ import numpy as np
 
 # The operators that this module, NumPy and XLA share.
 OPERATORS = "+ - * // % abs < <= > >= == != & | ~"
-LIMIT = 2**31  # integers of a smaller magnitude fit in 32 bits
+LIMIT = 2**31  # integers whose magnitude is smaller fit in 32 bits
 
-# A value per tile pair, or one for all of them.
+# One value for each tile pair, or one value for all of them.
 Array: TypeAlias = Any
 
 
@@ -33,11 +35,17 @@ class TilePairs(NamedTuple):
   cols: np.ndarray  # the index of the key tile
 
   def query(self, positions: np.ndarray) -> "QueryPlusKey":
-    """The query of each pair; `positions` are all, in the order of tiles."""
+    """Returns the unknown query of each pair.
+
+    `positions` lists all positions, in the order of the tiles.
+    """
     return QueryPlusKey(self, positions, 0)
 
   def key(self, positions: np.ndarray) -> "QueryPlusKey":
-    """The key of each pair; `positions` are all, in the order of tiles."""
+    """Returns the unknown key of each pair.
+
+    `positions` lists all positions, in the order of the tiles.
+    """
     return QueryPlusKey(self, 0, positions)
 
   def reduce(self, ufunc: np.ufunc, values: Array, tiles: Any) -> Array:
@@ -45,8 +53,8 @@ class TilePairs(NamedTuple):
 
     Args:
       ufunc: the operation.
-      values: of all positions, in the order of tiles; or one for all, which is
-        returned.
+      values: one value for each position, in the order of the tiles, or a
+        scalar for all, which is returned unchanged.
       tiles: indices of tiles, or a slice.
     """
     if np.ndim(values) == 0:
@@ -56,16 +64,16 @@ class TilePairs(NamedTuple):
     return ufunc.reduceat(values, starts)[tiles]
 
   def may_be_equal(self, u: Array, v: Array) -> Array:
-    """Whether some u of a query tile may equal some v of a key tile.
+    """Returns whether some u of a query tile may equal some v of a key tile.
 
-    Some value of the side that varies more within its tiles must lie between
-    the smallest and the largest value of the other side.
+    This is so if some value of the side that varies more within its tiles lies
+    between the smallest and the largest value of the other side.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
-      return True  # always safe: bounds alone then decide
+      return True  # always safe, because bounds still apply
 
     num_tiles = -(-len(u) // self.size)
-    if len(self.rows) < 64 * num_tiles:  # cheaper to split than to test
+    if len(self.rows) < 64 * num_tiles:  # splitting is cheaper than testing
       return True
 
     # The side that varies more leaves gaps between its values.
@@ -87,15 +95,17 @@ class TilePairs(NamedTuple):
     return low, high
 
   def _may_lie_between(self, values, tiles, low, high):
-    """Whether some value of each given tile lies between its bounds."""
-    # One sorted array of integers in which each tile has its own range.
+    """Returns whether some value of each given tile lies between bounds."""
+    # Values are shifted and sorted in one array, so that each tile has its own
+    # range of integers.
     first = min(values.min(), low.min())
     last = max(values.max(), high.max())
     width = 1 + last - first
     tile_of_value = np.arange(len(values)) // self.size
     in_tiles = np.sort(tile_of_value * width + values)
 
-    # Values of a tile from `low` on, and up to `high`: some, if they overlap.
+    # Find the first value of a tile that is at least `low`, and the first that
+    # exceeds `high`. Values in between exist if the former comes first.
     offset = tiles * width
     begin = np.searchsorted(in_tiles, offset + low)
     end = np.searchsorted(in_tiles, offset + high, "right")
@@ -110,8 +120,8 @@ class Truth:
   """
 
   def __init__(self, may: Array, must: Array):
-    self.may = may  # whether it may hold for some pair of positions
-    self.must = must  # whether it is known to hold for all of them
+    self.may = may  # whether it may be true for some pair of positions
+    self.must = must  # whether it is known to be true for all of them
 
   def __and__(self, other: "Truth | bool") -> "Truth":
     other = as_truth(other)
@@ -122,11 +132,12 @@ class Truth:
     return Truth(self.may | other.may, self.must | other.must)
 
   def __invert__(self) -> "Truth":
-    # What need not hold may fail, and what can't hold must fail.
+    # The inverse may be true unless the condition must be true, and must be
+    # true if the condition cannot be.
     return Truth(np.logical_not(self.must), np.logical_not(self.may))
 
-  # Comparisons give conditions, not booleans, here and below, which the type of
-  # `object.__eq__` does not allow; so hashing makes no sense.
+  # Here and below, comparisons return conditions instead of booleans. The type
+  # of `object.__eq__` does not allow this, and hashing would make no sense.
   def __eq__(self, other: "Truth | bool") -> "Truth":  # type: ignore[override]
     other = as_truth(other)
     return (self & other) | (~self & ~other)
@@ -135,7 +146,7 @@ class Truth:
     return ~(self == other)
 
   def __bool__(self) -> bool:
-    # `and` and `or` would return one of the two sides.
+    # Without this error, `and` and `or` would return one of their two sides.
     raise TypeError(
       "combine the conditions of a mask with & | ~, not with and/or/not"
     )
@@ -147,10 +158,10 @@ class Truth:
 
 
 def as_truth(x: Any) -> Truth:
-  """Makes a `Truth` of a condition, or of a plain True or False.
+  """Converts a condition, or a plain True or False, to a `Truth`.
 
   Raises:
-    TypeError: x is anything else.
+    TypeError: x has any other type.
   """
   if isinstance(x, Truth):
     return x
@@ -165,7 +176,7 @@ class Integer:
   __array_ufunc__ = None  # NumPy's functions raise a TypeError
 
   def bounds(self) -> tuple[Array, Array]:
-    """The smallest and the largest value, both included."""
+    """Returns the smallest and the largest possible value."""
     raise NotImplementedError
 
   def __add__(self, other: Any) -> Any:
@@ -190,10 +201,10 @@ class Integer:
     return self * -1 + other
 
   def _difference(self, other: Any) -> tuple[Array, Array]:
-    """The bounds of `self - other`, which decide a comparison.
+    """Returns the bounds of `self - other`, which decide a comparison.
 
-    They are exact if both are known at every position: the difference is then
-    taken before bounds are.
+    They are exact if both integers are known at every position, because the
+    difference is then computed before its bounds.
     """
     return (self - other).bounds()
 
@@ -222,10 +233,10 @@ class Integer:
 
 
 class QueryPlusKey(Integer):
-  """An integer u(query) + v(key), whose two terms are known at every position.
+  """An integer u(query) + v(key), with both terms known at every position.
 
-  Either is an array of the values of all positions, in the order of tiles, or
-  one integer. Other integers are `Interval`s.
+  Each term is an array of its values at all positions, in the order of the
+  tiles, or a single integer. Integers of any other form are `Interval`s.
   """
 
   def __init__(self, pairs: TilePairs, u: Array, v: Array):
@@ -237,7 +248,8 @@ class QueryPlusKey(Integer):
     return self._reduce(np.minimum), self._reduce(np.maximum)
 
   def _reduce(self, ufunc):
-    # Query and key vary independently: the bounds of a sum are sums of bounds.
+    # Query and key vary independently, so the bounds of the sum are the sums of
+    # the bounds.
     u = self.pairs.reduce(ufunc, self.u, self.pairs.rows)
     v = self.pairs.reduce(ufunc, self.v, self.pairs.cols)
     return np.asarray(u + v)
@@ -248,17 +260,20 @@ class QueryPlusKey(Integer):
     if not isinstance(difference, QueryPlusKey):
       return equal
 
-    # Bounds may overlap though no values are equal, as those of residues do.
+    # Bounds may overlap although no values are equal, as happens with residues.
     possible = self.pairs.may_be_equal(difference.u, difference.v * -1)
     return Truth(equal.may & possible, equal.must)
 
   __hash__ = None  # type: ignore[assignment]
 
   def _map(self, function: Callable[[Any], Any]) -> Any:
-    """Applies a function to each value, or to bounds if it depends on both.
+    """Applies a function to all values, or to bounds.
+
+    The function is applied to each value if it depends only on the query or
+    only on the key, and to the bounds of the sum otherwise.
 
     Args:
-      function: of an array of integers, or of an `Interval`.
+      function: maps an array of integers, or an `Interval`.
     """
     if np.ndim(self.v) == 0:
       return QueryPlusKey(self.pairs, function(self.u + self.v), 0)
@@ -275,7 +290,8 @@ class QueryPlusKey(Integer):
 
   def __mul__(self, other: Any) -> Any:
     if isinstance(other, QueryPlusKey):
-      # Exact where both depend on the query only, or on the key only.
+      # The product is exact if both depend only on the query, or only on the
+      # key.
       is_of_query = np.ndim(self.v) == np.ndim(other.v) == 0
       is_of_key = np.ndim(self.u) == np.ndim(other.u) == 0
       if is_of_query or is_of_key:
@@ -300,8 +316,9 @@ class QueryPlusKey(Integer):
 
   def __mod__(self, divisor: int) -> Any:
     divisor = _divisor(divisor)
-    # The residues of the two sides are taken before they are added: tiles
-    # with one residue each then give one residue, however far apart they are.
+    # Take the residues of both terms before adding them. If each term has a
+    # single residue in a tile, the sum then has a single residue too, however
+    # wide the bounds of the terms are.
     residues = QueryPlusKey(self.pairs, self.u % divisor, self.v % divisor)
     return residues._map(lambda x: x % divisor)
 
@@ -325,13 +342,14 @@ class Interval(Integer):
     return type(self)(self.low + low, self.high + high)
 
   def __abs__(self) -> "Interval":
-    # 0 if the interval contains it, else the bound that is nearer to it.
+    # The lower bound is 0 if the interval contains 0. Otherwise it is the
+    # magnitude of the bound that is nearer to 0.
     low = np.maximum(np.maximum(self.low, -self.high), 0)
     high = np.maximum(-self.low, self.high)
     return type(self)(low, high)
 
   def __mul__(self, other: Any) -> "Interval":
-    # A product of intervals is largest and smallest at products of bounds.
+    # The extremes of a product of intervals are products of their bounds.
     corners = [x * y for x in self.bounds() for y in _bounds(other)]
     return type(self)(np.minimum.reduce(corners), np.maximum.reduce(corners))
 
@@ -341,7 +359,8 @@ class Interval(Integer):
 
   def __mod__(self, divisor: int) -> "Interval":
     divisor = _divisor(divisor)
-    # Residues rise within a period; across two, any may occur.
+    # Within one period, residues increase with the value. In an interval that
+    # spans several periods, any residue may occur.
     is_one_period = self.low // divisor == self.high // divisor
     return type(self)(
       np.where(is_one_period, self.low % divisor, 0),
@@ -350,9 +369,10 @@ class Interval(Integer):
 
 
 class Int32(Interval):
-  """One interval that must fit in 32 bits, as the integers of devices do.
+  """A single interval that must fit in 32 bits, as integers on devices must.
 
-  Operations give intervals of this class, which check themselves.
+  Operations return intervals of this class, so every intermediate value is
+  checked.
 
   Raises:
     OverflowError: a value may not fit.
@@ -374,7 +394,10 @@ def _bounds(x):
 
 
 def _constant(x):
-  """Checks an integer of a mask; arrays and floats raise a TypeError."""
+  """Checks and returns an integer constant of a mask.
+
+  Arrays and floats raise a TypeError.
+  """
   value = operator.index(x)
   if abs(value) >= LIMIT:
     raise OverflowError(f"a constant is {value:,}")
@@ -382,7 +405,10 @@ def _constant(x):
 
 
 def _divisor(x):
-  """Checks a divisor: bounds keep their order only if it is positive."""
+  """Checks and returns a divisor.
+
+  It must be positive, because bounds would otherwise change their order.
+  """
   value = _constant(x)
   if value <= 0:
     raise TypeError(f"a mask may divide by positive integers only, got {x}")

@@ -1,4 +1,4 @@
-"""Named factorizations, expressions, and how factors are assigned to layers."""
+"""Named factorizations, expressions, and how to assign factors to layers."""
 
 import ast
 import dataclasses
@@ -23,8 +23,8 @@ from sparse_transformer.patterns.catalogue import Causal, Full
 from sparse_transformer.patterns.checks import shorten
 
 _FIXED = "Block({stride}) | Summary({stride}, {width}, {shift})"
-# The expressions of named factors. Their order matters for what two layers
-# reach: fixed attention has its block first and its summary second.
+# The expressions of named factors. The order of factors affects what two layers
+# can reach: in fixed attention, the block comes first and the summary second.
 FACTORIZATIONS = {
   "dense": "Causal()",
   "local": "Local({window})",
@@ -35,22 +35,24 @@ FACTORIZATIONS = {
   "fixed_deepspeed": _FIXED,
   "fixed_lra": _FIXED + " | Summary({stride}, 1, {last})",
 }
-# The layers of published models, in turn, with their windows, but not their
-# sinks, soft caps or layers without positions. Without a source: MaxText.
+# The layers of published models, which repeat, with the models' windows. Their
+# sinks, soft caps and layers without positional encoding are not included.
+# Where no source is given, it is MaxText.
 PUBLISHED = {
   "gpt3": "Causal(), Local({window})",  # arXiv 2005.14165, section 2.1
   "gpt_oss": "Local(128), Causal()",  # gpt_oss/torch/model.py, openai/gpt-oss
   "gemma2": "Local(4096), Causal()",
-  "gemma3": 5 * "Local(1024), " + "Causal()",  # 512 in the smallest
+  "gemma3": 5 * "Local(1024), " + "Causal()",  # the smallest model uses 512
   "olmo3": 3 * "Local(4096), " + "Causal()",  # its config on Hugging Face
   "cohere2": 3 * "Local(4096), " + "Causal()",  # the same
   "llama4": 3 * "Block(8192), " + "Causal()",
 }
 MODES = ("interleaved", "merged", "heads")
 
-MAX_CHARACTERS = 4000  # functions that recurse would exceed Python's limit
-# Each pattern of a combination may need a separate loop in the compiled
-# network, and its tiles are compared with those of all patterns before it.
+MAX_CHARACTERS = 4000  # longer text could exceed Python's recursion limit
+# The number of patterns is limited because each one may need a separate loop in
+# the compiled network, and because its tiles are compared with the tiles of all
+# patterns before it.
 MAX_COMBINED = 16
 
 
@@ -66,21 +68,24 @@ def factorize(
   """Returns the factors of a name, or of an expression, for one head.
 
   `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3.
-  `strided_target`: strided with the column of the target, see `Strided`.
-  `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: what other codebases call
-  fixed, with both factors in one head. In openai/sparse_attention, each head
-  has its own summary, counted from the end of the block. DeepSpeed's causal
-  pattern is the same set: `stride` is its num_local_blocks * block, `width` its
-  num_global_blocks * block, `num_summaries` its num_different_global_patterns.
-  In long-range-arena, the first position of each block is also a summary.
+  `strided_target`: strided attention with the column of the target, see
+  `Strided`. `fixed_openai`, `fixed_deepspeed`, `fixed_lra`: patterns that other
+  codebases call fixed attention, with both factors in one head. In
+  openai/sparse_attention, each head has its own summary, counted from the end
+  of the block. DeepSpeed's causal pattern is the same set, where `stride`
+  corresponds to its num_local_blocks * block, `width` to its num_global_blocks
+  * block, and `num_summaries` to its num_different_global_patterns. In
+  long-range-arena, the first position of each block also belongs to the
+  summary.
 
   Args:
-    name: of `FACTORIZATIONS` or `PUBLISHED`, or an expression that `parse`
-      reads. Settings that it does not use are ignored.
-    stride: of strided attention, or the size of a block of fixed attention.
-    window: number of keys of local attention.
-    width: positions in a summary.
-    num_summaries: how many are distinct; head h has number h % num_summaries.
+    name: a name in `FACTORIZATIONS` or `PUBLISHED`, or an expression that
+      `parse` reads. Settings that it does not use are ignored.
+    stride: stride of strided attention, or block size of fixed attention.
+    window: number of keys in local attention.
+    width: number of positions in a summary.
+    num_summaries: number of distinct summaries; head h uses the summary with
+      index h % num_summaries.
     head: index of the head.
 
   Raises:
@@ -91,7 +96,8 @@ def factorize(
   >>> print(*factorize("fixed", head=3, **settings), sep=", ")
   Block(8), Summary(8, 2, shift=1)
   """
-  # A text that is no name is an expression, which has no settings.
+  # Text that is not a known name is read as an expression, which has no
+  # settings.
   text = (FACTORIZATIONS | PUBLISHED).get(name)
   if text is None:
     text = name
@@ -106,7 +112,7 @@ def factorize(
       last=stride - 1,
     )
 
-  # Where a factor lists several patterns, heads take turns.
+  # If a factor lists several patterns, heads alternate between them.
   return tuple(heads[head % len(heads)] for heads in parse(text))
 
 
@@ -130,15 +136,16 @@ def assign(
       every head uses the union of all factors. "heads": head h uses factor
       h % num_factors.
     num_layers, num_heads: size of the network.
-    cycle: order of the factors in mode "interleaved"; () stands for 0, 1, ...
+    cycle: order of the factors in mode "interleaved"; () stands for the order
+      0, 1, ...
     stride, window, width, num_summaries: as in `factorize`.
 
   Returns:
     A tuple (layers) of tuples (heads) of patterns.
 
   Raises:
-    ValueError: the mode is unknown, the cycle lists other factors than there
-      are, or `factorize` raises it.
+    ValueError: the mode is unknown, the cycle lists a factor that does not
+      exist, or `factorize` raises an error.
 
   >>> layers = assign(
   ...   "strided", "heads", num_layers=3, num_heads=2, stride=8, window=4
@@ -159,7 +166,7 @@ def assign(
 
   num_factors = len(factors_of())
   if num_factors == 1 or not cycle:
-    # A cycle that was set for another pattern does no harm to a single factor.
+    # A single factor ignores a cycle that was set for another pattern.
     cycle = range(num_factors)
   if not all(factor in range(num_factors) for factor in cycle):
     raise ValueError(
@@ -168,30 +175,33 @@ def assign(
     )
 
   if mode == "heads":
-    # The heads of one factor are numbered from 0, so that they use every
-    # summary.
+    # The heads of each factor are counted from 0, so that they use all
+    # summaries.
     heads = []
     for head in range(num_heads):
       number, factor = divmod(head, num_factors)
       heads.append(factors_of(head=number)[factor])
     return (tuple(heads),) * num_layers
 
-  # Heads differ in their summaries, or in the pattern whose turn it is.
+  # Heads differ in their summaries, or in the pattern that they use if heads
+  # alternate.
   factors = [factors_of(head=head) for head in range(num_heads)]
   if mode == "merged":
     _check_count(num_factors, name)
     merged = [functools.reduce(operator.or_, x) for x in factors]
     return (tuple(merged),) * num_layers
 
-  # By factor, then by head, since a layer uses one factor in all heads.
+  # Rows are indexed by factor, then by head, because all heads of a layer use
+  # the same factor.
   rows = list(zip(*factors, strict=True))
   return tuple(rows[cycle[layer % len(cycle)]] for layer in range(num_layers))
 
 
 def bidirectional(pattern: Pattern) -> Pattern:
-  """Returns the form in which queries see later keys, if there is one.
+  """Returns the form of a pattern in which queries also see later keys.
 
-  Patterns without such a form stay as they are, also within a combination.
+  Patterns without such a form are returned unchanged, even within a
+  combination.
 
   >>> print(bidirectional(parse("Local(4) | LogSparse()")[0][0]))
   Local(4, causal=False) | LogSparse()
@@ -207,7 +217,7 @@ def bidirectional(pattern: Pattern) -> Pattern:
 
 
 def _check_count(count, text):
-  """Checks how many patterns a head combines."""
+  """Checks that a head does not combine too many patterns."""
   if count > MAX_COMBINED:
     raise ValueError(
       f"pattern {shorten(text)} combines {count} patterns, but a"
@@ -216,12 +226,13 @@ def _check_count(count, text):
 
 
 def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
-  """Reads an expression over the registered patterns.
+  """Reads an expression that combines registered patterns.
 
   Args:
     text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
-      is a pattern in the algebra | & -, or a tuple of patterns, which the
-      heads cycle through. A head may combine at most `MAX_COMBINED` patterns.
+      is a pattern, which may combine others by | & -, or a tuple of patterns,
+      between which heads alternate. A head may combine at most `MAX_COMBINED`
+      patterns.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.
@@ -242,14 +253,15 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
 
   text = text.strip()
   factors = _split(text)
-  # One tuple without a comma after it could mean heads or layers.
+  # A single tuple without a trailing comma is ambiguous: its patterns could
+  # alternate across heads or across layers.
   if len(factors) == 1 and len(factors[0]) > 1 and not text.endswith(","):
     raise ValueError(
-      f"pattern {shorten(text)!r} needs a comma at its end if heads take turns,"
-      " and no parentheses if layers do"
+      f"pattern {shorten(text)!r} is ambiguous: add a comma at its end if heads"
+      " alternate between the patterns, or drop the parentheses if layers do"
     )
 
-  # All are counted before anything recurses into one.
+  # Patterns are counted before any recursive function evaluates them.
   for node in itertools.chain.from_iterable(factors):
     count = sum(isinstance(child, ast.Call) for child in ast.walk(node))
     _check_count(count, _source(node, text))
@@ -260,18 +272,19 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
 
 
 def _split(text):
-  """Parses an expression: the syntax trees of each factor's heads."""
-  if "#" in text:  # what follows would be a comment
+  """Parses an expression into the syntax trees of each factor's heads."""
+  if "#" in text:  # Python would ignore what follows as a comment
     raise _unknown(text)
   try:
-    # With the comma, a single factor is a tuple too. Python warns about text
-    # such as `1is`, which is refused below.
+    # With a trailing comma, even a single factor is a tuple. Python's warnings
+    # about text such as `1is` are ignored, because such text is rejected below.
     with warnings.catch_warnings(action="ignore"):
       tree = ast.parse(text.removesuffix(",") + ",", mode="eval").body
   except SyntaxError as error:
     raise _unknown(text, f": {error.msg}") from None
   except (ValueError, RecursionError, MemoryError):
-    # Null characters, or brackets nested too deep for Python's parser.
+    # The text contains null characters, or brackets nested too deeply for
+    # Python's parser.
     raise _unknown(text) from None
 
   factors = [_items(node) for node in _items(tree)]
@@ -294,8 +307,8 @@ _OPERATORS = {
 def _evaluate(node, text):
   """Returns the pattern of a syntax tree.
 
-  Nothing is executed: names are looked up among registered classes, and
-  arguments are literals.
+  No text is executed: names are looked up among the registered classes, and
+  arguments must be literals.
   """
   classes = CATALOGUE | CONTENT
   source = _source(node, text)
@@ -317,21 +330,21 @@ def _evaluate(node, text):
       expected = signature(classes[name])
       raise ValueError(f"pattern {name!r} lacks its arguments: {expected}")
     case ast.Name(name) if name in FACTORIZATIONS | PUBLISHED:
-      # An example with usual sizes, to be changed.
+      # The message shows an example with typical sizes.
       factors = factorize(name, stride=128, window=128, width=32)
       between = " or " if name in PUBLISHED else " | "
       expression = between.join(dict.fromkeys(map(str, factors)))
       raise ValueError(
-        f"pattern {name!r} is a name for a config's attention.pattern alone;"
-        f" for attend, or in an expression, write {expression}"
+        f"pattern {name!r} is a name that only attention.pattern of a config"
+        f" accepts; for attend, or in an expression, write {expression}"
       )
   raise _unknown(source)
 
 
 def _call(cls, node, text):
-  """Makes a pattern of a class from the syntax tree of a call.
+  """Makes a pattern of class `cls` from the syntax tree of a call.
 
-  Every argument that does not fit gives an error with the class's signature.
+  If the arguments do not fit, the error shows the signature of the class.
   """
   try:
     values = [_argument(x, text) for x in node.args]
@@ -339,7 +352,7 @@ def _call(cls, node, text):
     if len(by_name) < len(node.keywords):
       raise TypeError("a repeated argument")
 
-    # Its errors are clearer than those of the class.
+    # Errors of `bind` are clearer than errors of the constructor.
     inspect.signature(cls).bind(*values, **by_name)
     return cls(*values, **by_name)
   except TypeError as error:
@@ -350,7 +363,7 @@ def _call(cls, node, text):
 
 
 def _argument(node, text):
-  """Returns the value of a literal; a TypeError if it is none."""
+  """Returns the value of a literal. Raises TypeError for anything else."""
   try:
     return ast.literal_eval(node)
   except (ValueError, TypeError, RecursionError):
@@ -359,12 +372,12 @@ def _argument(node, text):
 
 
 def _source(node, text):
-  """Returns the text of a syntax tree, for messages."""
+  """Returns the source text of a syntax tree, for messages."""
   return ast.get_source_segment(text, node) or text
 
 
 def _unknown(text, reason=""):
-  """Makes the error about an unknown name or expression."""
+  """Returns the error for an unknown name or expression."""
   # A suggestion helps if the text begins with a misspelt name.
   word = re.split(r"\W", text, maxsplit=1)[0][:100]
   hint = ""
@@ -375,6 +388,6 @@ def _unknown(text, reason=""):
   return ValueError(
     f"unknown pattern {shorten(text)!r}{reason};{hint}"
     " docs/patterns.md lists all names;"
-    " expressions combine them with | & - ; others must be registered first,"
-    " for commands by a config file, --config=FILE"
+    " expressions combine them with | & - ; to use a pattern of your own,"
+    " register its class first, for commands in a config file, --config=FILE"
   )

@@ -262,7 +262,7 @@ def test_segments_of_64_bits_are_never_cut(dtype, is_traced):
         run(call)(given)
       assert f"got {dtype} [60]" in str(error.value)
     if is_traced:
-      with refused("of 32 bits if they are traced"):
+      with refused("at most 32 bits if traced"):
         run(call)(jnp.asarray(small))
       found = run(lambda x: call(x.astype(jnp.int32)))(jnp.asarray(small))
     else:
@@ -340,7 +340,7 @@ def test_only_the_batch_may_be_symbolic():
   shape = jax.export.symbolic_shape("b, n, 4, 8")
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
   run = jax.jit(lambda x: attend(x, x, x, Local(9)))
-  with refused(r"only the batch may be symbolic, .*\[b"):
+  with refused(r"only the batch size may be symbolic, .*\[b"):
     jax.export.export(run)(x)
 
 
@@ -351,8 +351,11 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
   for call, message in (
     (lambda: as_attention_fn("Locl(3)"), "did you mean Local"),
     (lambda: as_attention_fn(ROUTING)(x, x, x), "or to as_attention_fn"),
-    (lambda: local(x[:, :3], x, x), "3 positions and k 60; cross-attention"),
-    (lambda: local(x, x, x, mask=x[..., :1, 0]), "cannot honour a mask"),
+    (
+      lambda: local(x[:, :3], x, x),
+      "3 positions and k has 60; cross-attention",
+    ),
+    (lambda: local(x, x, x, mask=x[..., :1, 0]), "does not support a mask"),
     (lambda: verify("Local(3)", (8, 4, 8), key_heads=3), "the 3 heads of k"),
     (lambda: verify("Local(3)", (8, 4, 8), "int32"), "got q int32"),
   ):
@@ -371,7 +374,10 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
       dict(segments_BL=jnp.zeros((2, N, 1), int)),
       ["integers [2, 60]", "int32"],
     ),
-    (dict(q=jnp.zeros((2, 5, 4, 8))), ["q has 5 positions and k 60", "first="]),
+    (
+      dict(q=jnp.zeros((2, 5, 4, 8))),
+      ["q has 5 positions and k has 60", "first="],
+    ),
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=56), ["first=56", "0 and 55"]),
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=1.5), ["first=1.5", "an integer"]),
     (
@@ -381,9 +387,12 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=jnp.arange(2)), ["use jax.vmap"]),
     (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
     (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
-    (dict(softcap=-1.0), ["softcap=-1.0", "not negative"]),
+    (dict(softcap=-1.0), ["softcap=-1.0", "must not be negative"]),
     *(
-      ({name: x}, [f"{name}={x!r} "[:30], "0, or a number from 1e-18 to 1e18"])
+      (
+        {name: x},
+        [f"{name}={x!r} "[:30], "0, or a number of size 1e-18 to 1e18"],
+      )
       for name in ("scale", "softcap")
       for x in (
         1e38,
@@ -412,11 +421,11 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     (dict(tile=-1), ["tile=-1", "0 to choose"]),
     (dict(spec=3), ["spec=3 must say which axes"]),
     (dict(k=jnp.zeros((2, N, 8))), ["[batch, n, heads, width]", "[2, 60, 8]"]),
-    (dict(v=jnp.zeros((1, N, 2, 8))), ["in width only"]),
+    (dict(v=jnp.zeros((1, N, 2, 8))), ["only in width"]),
     (dict(v=jnp.zeros((2, N, 2, 0))), ["must not be empty", "[2, 60, 2, 0]"]),
     (dict(q=[1.0]), ["must be arrays, got q list"]),
     (dict(q=np.full((1, 8, 2, 4), None)), ["got q object"]),
-    (dict(k=jnp.zeros((2, N, 2, 8), int)), ["same dtype", "k int32"]),
+    (dict(k=jnp.zeros((2, N, 2, 8), int)), ["the same dtype", "k int32"]),
     (dict(v=jnp.zeros((2, N, 2, 8), complex)), ["float32", "v complex64"]),
     (
       dict(directions={"Local(3)": 0}),

@@ -260,12 +260,12 @@ def check_mesh(split, axis_type):
     (
       "Local(3)",
       np.zeros((2, 16)),
-      r"\[2, 17\] numbers .* got float32 \[2, 16",
+      r"\[2, 17\] with .* got float32 \[2, 16",
     ),
     ("Local(3)", np.zeros((2, 18)), "odd"),
-    ("Local(3)", np.zeros((2, 17), int), "floating point"),
-    ("Local(3)", np.zeros(()), "floating point"),
-    ("LSH(4, 4)", np.zeros((2, 17)), "content-based: it takes no bias"),
+    ("Local(3)", np.zeros((2, 17), int), "floating-point"),
+    ("Local(3)", np.zeros(()), "floating-point"),
+    ("LSH(4, 4)", np.zeros((2, 17)), "so attend cannot add a bias"),
   ],
 )
 def test_wrong_biases_are_rejected(pattern, bias, words):

@@ -156,7 +156,7 @@ class Windows(Pattern):
 
 def test_fields_must_be_hashable():
   message = error_of(Windows([3, 4]), 9)
-  assert "Windows([3, 4]): fields must be hashable, as tuples are" in message
+  assert "Windows([3, 4]): fields must be hashable, such as tuples" in message
   assert Windows((3, 4)).pairs(9) == Local(3).pairs(9)
 
 
@@ -304,10 +304,14 @@ def test_fields_are_compared_and_shown_by_value():
   "combine, other, words",
   [
     (lambda a, b: a and b, Local(1), r"^Causal\(\): combine patterns with"),
-    (lambda a, b: a or b, Local(1), r"Full\(\) - p has all pairs"),
-    (lambda a, b: not a, None, r"Full\(\) - p has all pairs"),
-    (operator.or_, "Local(1)", r"patterns, not with 'Local\(1\)'; parse\(text"),
-    (operator.sub, None, "patterns, not with None"),
+    (lambda a, b: a or b, Local(1), r"Full\(\) - p for all pairs"),
+    (lambda a, b: not a, None, r"Full\(\) - p for all pairs"),
+    (
+      operator.or_,
+      "Local(1)",
+      r"pattern, not with 'Local\(1\)'; parse\(text",
+    ),
+    (operator.sub, None, "another pattern, not with None"),
     (operator.add, Local(1), "unsupported operand"),
     (lambda a, b: b & a, "Local(1)", "unsupported operand"),
     (lambda a, b: ~a, None, "bad operand"),

@@ -194,7 +194,7 @@ def test_combination_is_parsed_back_from_its_text(pattern):
     ("-" * 1900 + "Causal()", "unknown pattern '---"),
     ("Local(" * 300, "unknown pattern"),
     ("Local(" + "-" * 1900 + "1)", "is not a number"),
-    ("(Local(4), Local(8))", "a comma at its end if heads take turns"),
+    ("(Local(4), Local(8))", "a comma at its end if heads alternate"),
   ],
 )
 def test_error_about_a_wrong_expression_is_one_line(text, message):
@@ -207,7 +207,10 @@ def test_error_about_a_wrong_expression_is_one_line(text, message):
 @pytest.mark.parametrize(
   "text, words",
   [
-    ("dense", "'dense' is a name for a config's attention.pattern alone"),
+    (
+      "dense",
+      "a name that only attention.pattern of a config accepts",
+    ),
     ("dense", r"or in an expression, write Causal\(\)$"),
     ("strided", r"write Local\(128\) \| Strided\(128\)$"),
     ("Global(3) | strided", r"write Local\(128\) \| Strided\(128\)$"),

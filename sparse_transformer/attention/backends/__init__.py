@@ -1,1 +1,1 @@
-"""Backends of plans: the reference, CPUs, GPUs, TPUs, and everything else."""
+"""The backends: the reference, plain XLA, and kernels for GPUs and TPUs."""

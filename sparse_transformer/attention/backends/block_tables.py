@@ -1,8 +1,8 @@
-"""Tables of kernels that copy blocks, for TPUs.
+"""Tables for TPU kernels, which copy blocks.
 
-Pallas' Mosaic copies consecutive places only. So arrays are arranged in blocks,
-of one tile of one head each, and tables name blocks rather than positions. Each
-tile of an item is a step of a grid.
+Pallas Mosaic can copy only consecutive memory. Arrays are therefore arranged in
+blocks, each of which is one tile of one head, and tables list blocks rather
+than positions. Each tile of an item is one step of a grid.
 """
 
 import dataclasses
@@ -17,20 +17,21 @@ import numpy as np
 from sparse_transformer.attention.backends.items import Work
 from sparse_transformer.attention.orders import STATIC, Table
 
-# Codes of a step: the first or last of its item; its tile is partial or full,
-# or there is none. The bits from `SHIFT` on are the number of its mask.
+# Bits of the code of a step. They say whether the step is the first or the last
+# of its item, and whether its tile is partial or full; neither is set if the
+# step has no tile. The bits from `SHIFT` on are the index of its mask.
 FIRST, LAST, PARTIAL, FULL, SHIFT = 1, 2, 4, 8, 4
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Grid:
-  """The steps of a grid: tables of int32 [steps], which scalar memory holds."""
+  """The steps of a grid, as int32 [steps] tables in scalar memory."""
 
-  rows: Table  # the block of the item; ascending
-  columns: Table  # the block of the other side
-  codes: Table  # see `FIRST`
-  # The blocks that items of these steps may have.
+  rows: Table  # the block of each step's item, ascending
+  columns: Table  # the block of each step's other side
+  codes: Table  # the code of each step, see `FIRST`
+  # The range of the items' blocks, from `first` on.
   first: int = dataclasses.field(metadata=STATIC)
   num_blocks: int = dataclasses.field(metadata=STATIC)
 
@@ -38,14 +39,14 @@ class Grid:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class BlockTables:
-  """The work of all kernels."""
+  """The tables of all kernels."""
 
-  # int32 [masks, tile // 32, tile], the pairs of partial tiles: a column for
-  # each query, a bit for each key.
+  # int32 [masks, tile // 32, tile], the pairs of partial tiles, with a column
+  # for each query and a bit for each key.
   masks: Table
-  # The steps of one grid; of several, if there are too many for one.
-  by_query: tuple[Grid, ...]  # their items are blocks of queries
-  by_key: tuple[Grid, ...]  # their items are blocks of keys
+  # The steps are divided into several grids if there are too many for one.
+  by_query: tuple[Grid, ...]  # grids whose items are blocks of queries
+  by_key: tuple[Grid, ...]  # grids whose items are blocks of keys
 
 
 def to_blocks(
@@ -55,14 +56,15 @@ def to_blocks(
 ) -> jax.Array:
   """Arranges an array in blocks, [B, blocks, K, tile].
 
-  The blocks of a head follow each other. Positions are the last axis, of lanes.
+  The blocks of a head are consecutive. Positions are on the last axis, which is
+  the axis of lanes.
 
   Args:
-    x_BLHK: an array [B, L, H, K] in the order of tiles, L a multiple of `tile`;
-      or [B, L, H], whose blocks are [B, blocks, 1, tile]. With a single head,
-      it is the same for all.
-    tile: positions of a block.
-    num_heads: heads that get blocks.
+    x_BLHK: an array [B, L, H, K], sorted into tiles, where L is a multiple of
+      `tile`; or [B, L, H], whose blocks are [B, blocks, 1, tile]. If it has a
+      single head, all heads get the same blocks.
+    tile: number of positions in a block.
+    num_heads: number of heads that get blocks.
   """
   batch, length, heads = x_BLHK.shape[:3]
   width = 1 if x_BLHK.ndim == 3 else x_BLHK.shape[3]
@@ -101,15 +103,16 @@ def tables_of(
   group: int,
   most_steps: int,
 ) -> list[BlockTables]:
-  """Tables of the same shapes, for works of `items.make_work`.
+  """Makes tables with equal shapes, from the results of `items.make_work`.
 
   Args:
-    works: that of each device, or of one.
-    group: query heads that share a key head.
-    most_steps: the most steps of a grid, before it is padded for all devices.
+    works: the work of each device, or of a single device.
+    group: number of query heads that share a KV head.
+    most_steps: the most steps of a grid, before padding it to the same length
+      on all devices.
 
   Raises:
-    ValueError: a single item has more tiles than that.
+    ValueError: a single item has more tiles than `most_steps`.
   """
   num_queries = len(works[0].queries)
   num_keys = len(works[0].keys)
@@ -121,7 +124,8 @@ def tables_of(
   key_lists = [work.by_key for work in works]
   key_grids = make_grids(key_lists, num_keys, num_queries)
 
-  # Bits over keys, for both: the scores of all kernels are [keys, queries].
+  # Bits are packed over keys for both grids, because scores are [keys, queries]
+  # in all kernels.
   masks = np.ascontiguousarray(works[0].by_query.masks.swapaxes(1, 2))
   return [
     BlockTables(masks=masks, by_query=by_query, by_key=by_key)
@@ -130,10 +134,10 @@ def tables_of(
 
 
 def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
-  """The grids of each device, from its lists of one side.
+  """Makes the grids of each device, from its lists of one side.
 
-  `num_rows` are tiles of this side, `num_columns` of the other; `group` query
-  heads share a key head.
+  `num_rows` is the number of tiles on this side, and `num_columns` on the
+  other. `group` query heads share a KV head.
   """
   steps_of_devices = [
     _list_steps(lists, num_rows, num_columns, group)
@@ -142,13 +146,14 @@ def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
   num_heads = lists_of_devices[0].written.shape[2]
   num_blocks = num_heads * num_rows
 
-  # Where the steps of each block begin: [devices, blocks + 1].
+  # The first step of each block: [devices, blocks + 1].
   blocks = np.arange(num_blocks + 1)
   starts = np.stack(
     [np.searchsorted(steps[0], blocks) for steps in steps_of_devices]
   )
 
-  # Cuts are at the same blocks on all devices, which run the same grids.
+  # Grids are cut at the same blocks on all devices, because all run the same
+  # grids.
   grids_of_devices: list[tuple[Grid, ...]] = [() for _ in steps_of_devices]
   for first, end in itertools.pairwise(_cut(starts, most_steps)):
     size = (starts[:, end] - starts[:, first]).max()
@@ -167,20 +172,20 @@ def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
 
 
 def _list_steps(lists, num_rows, num_columns, group):
-  """The steps of a grid that is not cut yet, from the lists of one side.
+  """Lists all steps, before they are cut into grids.
 
   Returns:
-    int32 [3, steps], the rows, columns and codes of `Grid`. Each item has at
+    int32 [3, steps], the rows, columns and codes of a `Grid`. Each item has at
     least one step, so that its result is written.
   """
   head, tile, first, middle, last, _ = lists.items.T
   blocks = head * num_rows + tile
 
-  # Lists are longest first; the items of a grid ascend. An item without tiles
-  # has a step that only writes its result.
+  # The lists begin with the longest items, but the items of a grid must ascend.
+  # An item without tiles gets a step that only writes its result.
   order = np.argsort(blocks, kind="stable")
   size = last - first
-  item = np.repeat(order, np.maximum(size, 1)[order])  # of each step
+  item = np.repeat(order, np.maximum(size, 1)[order])  # for each step
   is_first = np.diff(item, prepend=-1) != 0
   is_last = np.diff(item, append=-1) != 0
   starts = np.flatnonzero(is_first)
@@ -194,9 +199,9 @@ def _list_steps(lists, num_rows, num_columns, group):
   is_partial = exists & (at < middle[item])
   is_full = exists & ~is_partial
 
-  # The block of the other side: its head, and its tile.
+  # Find the block of the other side, from its head and its tile.
   listed = lists.tiles[at]
-  if listed.shape[1] == 3:  # keys with several query heads
+  if listed.shape[1] == 3:  # items are keys with several query heads
     column_head = head[item] * group + listed[:, 2]
   else:
     column_head = head[item] // group
@@ -204,7 +209,7 @@ def _list_steps(lists, num_rows, num_columns, group):
   columns = _last_valid(column, exists)
   masks = _last_valid(listed[:, 1], is_partial)
 
-  # A step that has no mask keeps the number of the one before.
+  # A step without a mask keeps the mask index of the step before it.
   codes = masks << SHIFT
   codes |= is_first * FIRST
   codes |= is_last * LAST
@@ -214,26 +219,27 @@ def _list_steps(lists, num_rows, num_columns, group):
 
 
 def _last_valid(x, is_valid):
-  """x with invalid entries replaced by the valid one before, or 0."""
-  # A step that names the same block as the step before copies nothing.
+  """Replaces each invalid entry by the last valid one before it, or 0."""
+  # A step with the same block as the step before it copies nothing.
   at = np.where(is_valid, np.arange(len(x)), -1)
   at = np.maximum.accumulate(at)
   return np.where(at < 0, 0, x[at])
 
 
 def _cut(starts, most_steps):
-  """The first block of each grid, and the end: cuts between items.
+  """Returns the first block of each grid, followed by the number of blocks.
 
-  `starts` are where the steps of each block begin: [devices, blocks + 1].
+  Grids are cut between items. `starts` is the first step of each block,
+  [devices, blocks + 1].
   """
   num_blocks = starts.shape[1] - 1
   cuts = [0]
   while True:
-    # The last item at which no device has too many.
+    # Find the last cut for which no device has too many steps.
     sizes = (starts - starts[:, cuts[-1:]]).max(0)
     cut = int(np.searchsorted(sizes, most_steps, side="right")) - 1
 
-    # Not even one more item fits.
+    # If not even one item fits, no cut is possible.
     if cut == cuts[-1]:
       raise ValueError(f"an item has more than {most_steps} tiles")
     cuts.append(cut)
@@ -242,9 +248,10 @@ def _cut(starts, most_steps):
 
 
 def _pad(steps, size):
-  """Adds steps that repeat the last one, but do nothing.
+  """Pads steps with copies of the last step, which do nothing.
 
-  They keep its blocks, so that nothing is copied, and its mask, but no flag.
+  The copies keep its blocks, so that nothing is copied, and its mask index, but
+  none of its flags.
   """
   num_steps = steps.shape[1]
   padded = np.pad(steps, ((0, 0), (0, size - num_steps)), mode="edge")

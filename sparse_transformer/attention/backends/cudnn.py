@@ -1,4 +1,4 @@
-"""The backend that calls cuDNN's attention, for dense patterns."""
+"""The backend that calls cuDNN attention, for dense patterns."""
 
 import dataclasses
 import functools
@@ -13,20 +13,21 @@ from sparse_transformer.attention.heads import heads_of_parts
 from sparse_transformer.patterns import Causal, Full, Pattern, shorten
 
 DTYPES = "bfloat16", "float16"
-MULTIPLE, MAX_WIDTH = 8, 128  # widths of heads; others are padded
-MAX_SEQUENCES = 2**16 - 1  # blocks of threads along an axis of a grid
-TILE = 128  # for estimates: cuDNN does not say which it takes
+MULTIPLE, MAX_WIDTH = 8, 128  # widths of heads; other multiples are padded
+MAX_SEQUENCES = 2**16 - 1  # the most thread blocks along an axis of a grid
+TILE = 128  # used for estimates, because cuDNN does not report its tile
 
 
 @dataclasses.dataclass(frozen=True)
 class Cudnn(contract.Backend):
-  """Runs heads that see all keys, or all until the query's position.
+  """Runs heads that see all keys, or all keys up to the query.
 
-  It could also run windows, and columns as sequences of their own: Triton's
-  kernels were faster for those of 128 (docs/performance.md).
+  cuDNN could also run windows, and columns if each were passed as a sequence.
+  This is not used, because the Triton kernels were faster for windows and
+  columns of 128 (docs/performance.md).
   """
 
-  # "xla" runs the same on any platform.
+  # "xla" runs the same function on any platform.
   implementation: Literal["cudnn", "xla"] = "cudnn"
 
   def unsupported(self, request: Request) -> str | None:
@@ -73,7 +74,10 @@ class Cudnn(contract.Backend):
     queries: contract.Queries,
     keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
-    """The log-sum-exp is 0: no head has other plans, and no caller asks."""
+    """Returns a log-sum-exp of 0, because nothing uses it.
+
+    It is needed only to merge several plans, or if the caller requests it.
+    """
     out_BLHE, _ = self._vjp(plan, queries, keys)
     lse_BLH = jnp.zeros_like(queries.q[..., 0], jnp.float32)
     return out_BLHE, lse_BLH
@@ -88,26 +92,30 @@ class Cudnn(contract.Backend):
     return gradients(queries.dout)
 
   def _vjp(self, plan, queries, keys):
-    """Differentiates `_attend`, whose derivatives are JAX's own.
+    """Differentiates `_attend` by JAX.
 
-    In both passes: XLA runs the forward pass of a recomputed block once.
+    Both passes call this, and each computes the forward pass. If a block is
+    recomputed in the backward pass, XLA still runs its forward pass only once.
 
     Returns:
-      out_BLHE, and a function from its gradients to those of q, k and v.
+      out_BLHE, and a function that maps its gradients to the gradients of q, k
+      and v.
     """
     attend = functools.partial(self._attend, plan)
     return jax.vjp(attend, queries.q, keys.k, keys.v)
 
   def _attend(self, plan, q_BLHK, k_BMGK, v_BMGE):
-    """JAX's attention, with arrays padded to shapes that it has: out_BLHE."""
+    """Calls JAX's attention, with arrays padded to supported shapes."""
     n = q_BLHK.shape[1]
     qk_width = q_BLHK.shape[3]
     value_width = v_BMGE.shape[3]
-    # Zeros change no product, and add outputs that are cut off.
+    # Zeros in the width change no products, and only add outputs that are cut
+    # off.
     width = -(-max(qk_width, value_width) // MULTIPLE) * MULTIPLE
 
     is_causal = plan.pattern == Causal()
-    # JAX has gradients of even lengths only; no query sees keys after the last.
+    # JAX has gradients for even lengths only. Padding is safe with a causal
+    # mask, because no query sees the added key at the end.
     padding = n % 2 * is_causal
 
     def pad(x):

@@ -1,7 +1,8 @@
 """The reference: softmax over all n x n scores, differentiated by JAX.
 
-All other backends must agree with it. It is written to be read: no tiles, no
-kernels, no derivatives by hand, and everything in float32 or wider.
+All other backends must agree with it. It is written to be easy to read: it uses
+no tiles, no kernels and no derivatives by hand, and computes everything in
+float32 or wider.
 """
 
 import dataclasses
@@ -19,8 +20,12 @@ MAX_MASK_BYTES = 2**32
 
 
 def unsupported(request: contract.Request) -> str | None:
-  """See `contract.Backend`, which this is not: it has no plans."""
-  # One byte for each pair; scores in float32 take four times as much.
+  """Returns why a request cannot run, or None, as `contract.Backend` does.
+
+  This module is not a `Backend`, because it has no plans.
+  """
+  # A mask takes one byte for each pair; scores in float32 take four times as
+  # much.
   size = request.num_heads * request.length**2
   if size <= MAX_MASK_BYTES:
     return None
@@ -39,17 +44,17 @@ def attend(
   bias_HD: jax.Array | None,
   first: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
-  """(out_BLHE, lse_BLH) of a device.
+  """Computes (out_BLHE, lse_BLH) on one device.
 
-  Where positions are split over devices, each computes all of them.
+  If positions are split over devices, each device computes all positions.
 
   Args:
-    request: what is asked of this device.
-    queries, keys: its arrays.
+    request: the request for this device.
+    queries, keys: the arrays of this device.
     directions: as in `attend`.
-    bias_HD: the bias of its heads; None for none.
-    first: the position of the first query, if there are fewer than keys;
-      patterns are then static.
+    bias_HD: the bias of the device's heads, or None.
+    first: the position of the first query if there are fewer queries than keys,
+      which requires static patterns; otherwise None.
   """
   if axes := request.split.over_positions:
     num_own = queries.q.shape[1]
@@ -62,13 +67,13 @@ def attend(
     whole = dataclasses.replace(request, split=contract.Split())
     out, lse = attend(whole, queries, keys, directions, bias_HD, first=None)
 
-    # Each keeps its own positions.
+    # Each device keeps the results of its own positions.
     return (
       lax.dynamic_slice_in_dim(out, start, num_own, 1),
       lax.dynamic_slice_in_dim(lse, start, num_own, 1),
     )
 
-  # Which pairs count: those of the pattern, within segments, ...
+  # The mask includes the pairs of the pattern within segments, ...
   mask_BHLM = binding.realize(request.patterns, queries, keys, directions)
   if first is not None:
     num_queries = queries.q.shape[1]
@@ -77,17 +82,18 @@ def attend(
     segments_B11M = keys.segments[:, None, None, :, 0]
     mask_BHLM &= queries.segments[:, None] == segments_B11M
 
-  # ... that the bias does not mask.
+  # ... unless the bias masks them.
   scores_BHLM, v_BMHE = _scores(request, queries, keys)
   if bias_HD is not None:
     bias_HLM = _bias_of_pairs(bias_HD, queries, keys, first)
-    # Only finite numbers are added: -inf has no gradient.
+    # Only finite numbers are added, because -inf has no gradient.
     is_open_HLM = bias_HLM > -jnp.inf
     mask_BHLM &= is_open_HLM[None]
     scores_BHLM += jnp.where(is_open_HLM, bias_HLM, 0)[None]
   scores_BHLM = jnp.where(mask_BHLM, scores_BHLM, -jnp.inf)
 
-  # A row without keys has only -inf: shift it by 0, and divide 0 by 1.
+  # All scores of a row without keys are -inf. It is shifted by 0, and its sum
+  # of 0 is replaced by 1, so that its output is 0.
   max_BHL1 = scores_BHLM.max(-1, keepdims=True)
   max_BHL1 = jnp.where(jnp.isfinite(max_BHL1), max_BHL1, 0)
   weights_BHLM = jnp.exp(scores_BHLM - max_BHL1)
@@ -107,7 +113,7 @@ def attend(
 
 
 def _bias_of_pairs(bias_HD, queries, keys, first):
-  """The bias of all pairs, [H, L, M]."""
+  """Returns the bias of all pairs, [H, L, M]."""
   q_at = np.arange(queries.q.shape[1])
   if first is not None:
     q_at = q_at + first
@@ -117,15 +123,15 @@ def _bias_of_pairs(bias_HD, queries, keys, first):
 
 
 def _scores(request, queries, keys):
-  """(scores_BHLM of all pairs, v_BMHE of query heads), in float32 or wider.
+  """Computes (scores_BHLM, v_BMHE of query heads), in float32 or wider.
 
-  Scores are scaled and capped, but have no bias and no mask.
+  Scores are scaled and capped, but do not yet include the bias or the mask.
   """
   scores = request.scores
   dtype = np.promote_types(queries.q.dtype, np.float32)
   _, _, num_heads, width = queries.q.shape
 
-  # Keys and values of each query head.
+  # Repeat keys and values for each query head.
   group = num_heads // keys.k.shape[2]
   q_BLHK = queries.q.astype(dtype)
   k_BMHK = jnp.repeat(keys.k.astype(dtype), group, 2)

@@ -1,14 +1,15 @@
-"""Attention with a bias by distance, in plain XLA: tiles meet along diagonals.
+"""Attention with a bias by distance, in plain XLA, along diagonals of tiles.
 
-A step has tiles of queries, and of keys equally far before them: they share
-their bias, so that a tile of it is made once a step. Distances that the bias
-masks are left out, which is known only at run time; key heads run one after
-another, since each may leave out others.
+In a step, tiles of queries meet tiles of keys that are equally far before them.
+All of these tiles share their bias, so one tile of bias is made per step.
+Distances that the bias masks are skipped; they are known only at run time. KV
+heads run one after another, because each may skip different distances.
 
-A bias by distance is that of T5 (Raffel et al. 2020, arXiv 1910.10683, section
-2.1) and of ALiBi (Press et al. 2022, arXiv 2108.12409), for example.
+Examples of a bias by distance are T5 (Raffel et al. 2020, arXiv 1910.10683,
+section 2.1) and ALiBi (Press et al. 2022, arXiv 2108.12409).
 
-Axes, besides those of `xla`: V distances of tiles, D of positions.
+Axes, besides those of `xla`: V distances between tiles, D distances between
+positions.
 """
 
 import dataclasses
@@ -26,21 +27,23 @@ from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.catalogue import Full
 
 TILE = 128  # positions
-# Scores of a step, over all sequences: on CPUs, they should stay in cache.
+# The most scores of a step, over all sequences. On CPUs, they should fit in
+# cache.
 CPU_SCORES = 131_072
 SCORES = 2**25
-OUTSIDE = 2**30  # more places than a bias has
+OUTSIDE = 2**30  # larger than any index of a bias
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The steps of one part, those of each group by distance."""
+  """The steps of one pattern. Each group has a step for each distance."""
 
   steps: xla.StepTables
-  # int32 [V], how far a tile's first query is from the first key that it meets.
+  # int32 [V], the distance from the first key of a key tile to the first query
+  # of the query tile that meets it.
   distances: contract.Table
-  bias: jax.Array  # [H, D], distance 0 in the middle
+  bias: jax.Array  # [H, D], with distance 0 in the middle
 
 
 def plans(
@@ -52,9 +55,9 @@ def plans(
   """Makes the plans of all heads, one for each distinct pattern.
 
   Args:
-    request: what is asked of this device.
-    bias_HD: the bias by distance of its heads.
-    num_queries: the queries of this device, L.
+    request: the request for this device.
+    bias_HD: the bias by distance of the device's heads.
+    num_queries: number of queries on this device, L.
     first: the position of the first query of a slice; None for all queries.
   """
   n = request.length
@@ -65,7 +68,8 @@ def plans(
     if not pattern.pairs(n):
       continue
 
-    # Groups are whole: the last one may have tiles without queries.
+    # All groups have equal sizes, so the last one may contain tiles without
+    # queries.
     distances_V, cols = _steps(pattern, request, num_queries, first is not None)
     num_groups, _, size = cols.shape
     num_places = num_groups * size * tile
@@ -95,19 +99,19 @@ def plans(
 
 
 def tile_size(request: contract.Request) -> int:
-  """The positions on a side of a tile."""
+  """Returns the number of positions on a side of a tile."""
   return min(request.tile or TILE, request.length)
 
 
 def most_scores(pattern: Pattern, request: contract.Request) -> int:
-  """The scores of a head in a sequence, if the bias masks nothing."""
+  """Returns the scores of a head in a sequence if the bias masks nothing."""
   if not pattern.pairs(request.length):
     return 0
   _, cols = _steps(pattern, request, request.length, is_slice=False)
   num_steps = 0
   for cols_VA in cols:
-    # From the first distance with tiles to the last.
-    # Distances between them that have none are computed as well.
+    # A loop runs from the first distance with tiles to the last, and also
+    # computes the distances between them that have no tiles.
     needed = np.flatnonzero((cols_VA >= 0).any(1))
     if len(needed):
       num_steps += int(needed[-1] - needed[0]) + 1
@@ -115,38 +119,40 @@ def most_scores(pattern: Pattern, request: contract.Request) -> int:
 
 
 def _steps(pattern, request, num_queries, is_slice):
-  """The steps of a pattern: each group has one for each distance of tiles.
+  """Finds the steps of a pattern, one for each group and distance of tiles.
 
   Args:
-    pattern: the pattern, whose pairs decide which distances have tiles.
-    request: whose tile and platform decide how large a step is.
-    num_queries: the queries, L.
+    pattern: the pattern, whose pairs determine which distances have tiles.
+    request: the request, whose tile and platform determine the size of steps.
+    num_queries: number of queries, L.
     is_slice: whether the position of the first query is unknown.
 
   Returns:
-    The distances in tiles, ascending, int [V]; and the tile of keys of each
-    tile of queries, -1 for none, int32 [groups, V, A].
+    The distances in units of tiles, ascending, int [V]; and the key tile that
+    each query tile meets, -1 for none, int32 [groups, V, A].
   """
   n = request.length
   tile = tile_size(request)
   num_rows = -(-num_queries // tile)
   num_cols = -(-n // tile)
 
-  # As many tiles of queries in a group as a step may have scores.
+  # A group contains as many query tiles as the limit on scores allows.
   limit = CPU_SCORES if request.platform == "cpu" else SCORES
   scores = (request.batch or 1) * request.group * tile**2
   num_groups = -(-num_rows // max(1, limit // scores))
   size = -(-num_rows // num_groups)
   rows = np.arange(num_groups * size).reshape(num_groups, 1, size)
 
-  # Where a slice begins is known at run time: it may have all distances.
+  # The first position of a slice is known only at run time, so any distance may
+  # occur.
   distances_V = np.arange(1 - num_cols, num_rows)
   if not is_slice:
-    # In natural order, whatever the pattern's own.
+    # Tiles are laid out in natural order, instead of in the pattern's own
+    # orders.
     layout = (Full() & pattern).layout(n, tile)
     distances_V = np.unique(layout.rows - layout.cols)
 
-  # Outside the sequence, there is nothing to meet.
+  # There are no tiles outside the sequence.
   cols = rows - distances_V[:, None]
   is_tile = (cols >= 0) & (cols < num_cols) & (rows < num_rows)
   cols = np.where(is_tile, cols, -1).astype(np.int32)
@@ -169,22 +175,21 @@ def backward(
 
 
 def _each_head(run, plan, queries, keys):
-  """The results of key heads and their query heads, one after another.
+  """Runs KV heads one after another, each with its query heads.
 
   Args:
     run: `online_softmax.forward` or `online_softmax.backward`.
     plan: a plan of `plans`.
-    queries, keys: arrays in its orders.
+    queries, keys: arrays in the orders of the plan.
 
   Returns:
-    What `run` returns, with the heads of all; the gradient of the bias is
-    [G, R, D].
+    The results of `run` for all heads. The gradient of the bias is [G, R, D].
   """
   num_heads = keys.k.shape[2]
 
   def run_head(head):
     def take(x, axis):
-      size = max(1, x.shape[axis] // num_heads)  # 1 of what is for all heads
+      size = max(1, x.shape[axis] // num_heads)  # 1 if all heads share it
       return lax.dynamic_slice_in_dim(x, head * size, size, axis)
 
     own_queries, own_keys = jax.tree.map(
@@ -203,15 +208,15 @@ def _each_head(run, plan, queries, keys):
 
   results = lax.map(run_head, jnp.arange(num_heads))
   joined = tuple(map(join, results[:3]))
-  return joined + results[3:]  # dbias has its heads in front already
+  return joined + results[3:]  # the heads of dbias are already in front
 
 
 class _Diagonals(xla.PlanLoop):
-  """The steps of a plan, for one key head.
+  """The steps of a plan, for one KV head.
 
   Args:
     plan: the plan of all heads.
-    queries, keys: arrays of this key head and its R query heads.
+    queries, keys: arrays of this KV head and its R query heads.
     bias_RD: the bias of these query heads.
   """
 
@@ -222,14 +227,15 @@ class _Diagonals(xla.PlanLoop):
     self.bias_RD = bias_RD
     self.dbias = jnp.zeros_like(bias_RD)
 
-    # Where the bias of the pairs of a step starts.
+    # The index at which the bias of a step's pairs starts.
     middle = bias_RD.shape[1] // 2
-    nearest = self.tile - 1  # places before the distance of a tile
+    nearest = self.tile - 1  # indices before the distance of a tile
     starts_V = tables.distances + middle - nearest
     self.starts_V = jnp.asarray(starts_V)
     self.within_D = np.arange(2 * self.tile - 1)
 
-    # At a distance without tiles, or where all is masked, nothing is computed.
+    # Distances that have no tiles, or that the bias masks entirely, are
+    # skipped.
     is_tile = self.cols >= 0
     has_tiles = is_tile.any((1, 2))
     has_tiles = has_tiles.reshape(self.num, -1)
@@ -240,8 +246,8 @@ class _Diagonals(xla.PlanLoop):
 
   def bounds(self, i):
     is_needed_V = self.is_needed[i]
-    # A loop runs over consecutive steps: from the first needed to the last. If
-    # none is needed, `begin` and `end` are both 0.
+    # A loop runs over consecutive steps, from the first that is needed to the
+    # last. If none is needed, `begin` and `end` are both 0.
     ends_V = np.arange(1, 1 + len(is_needed_V))
     begin = is_needed_V.argmax()
     end = (is_needed_V * ends_V).max()
@@ -249,7 +255,8 @@ class _Diagonals(xla.PlanLoop):
     return first + begin, first + end
 
   def bias(self, i, j):
-    # Query t and key s of a tile are t - s further apart than its first ones.
+    # The distance of query t and key s of a tile is t - s more than the
+    # distance of the tile's first query and first key.
     places = np.arange(self.tile)
     within_TS = places[:, None] + places[::-1]
     places_TS = self._start(j) + within_TS
@@ -261,8 +268,10 @@ class _Diagonals(xla.PlanLoop):
     total = ds.sum((0, 1, 2))
     ds_RTS = total.reshape(-1, tile, tile)
 
-    # The sum of each diagonal. Without the padding at the end, rows as long as
-    # the diagonals begin one place further on than the one before.
+    # Sum each diagonal. Rows are padded and joined, and the padding at the end
+    # is removed. When the result is cut into rows that are one entry shorter,
+    # each row is shifted by one entry relative to the row before, so that the
+    # diagonals become columns.
     flipped_RTS = ds_RTS[..., ::-1]
     none = 0, 0
     padded = jnp.pad(flipped_RTS, (none, none, (0, tile)))
@@ -272,7 +281,8 @@ class _Diagonals(xla.PlanLoop):
     rows_RTD = in_line.reshape(group, tile, -1)
     new_RD = rows_RTD.sum(1)
 
-    # Padding has distances without a bias; negative ones would wrap around.
+    # Padding may have distances outside the bias. These are dropped, but
+    # negative indices would wrap around, so they are made too large.
     places_D = self._start(j) + self.within_D
     is_negative_D = places_D < 0
     outside_D = places_D + OUTSIDE

@@ -1,12 +1,14 @@
-"""Items: what the fused kernels do, for all heads and parts together.
+"""Work items of the fused kernels, for all heads and parts together.
 
-An item is one tile of one head: of queries in the forward pass and for dq, of
-keys for dk and dv. A tile of keys lists tiles of all query heads that share its
-key head. Parts whose tiles are cut in the same order share an item. Other parts
-write to different slots, whose results are combined.
+An item is one tile of one head: a tile of queries in the forward pass and for
+dq, or a tile of keys for dk and dv. Each item lists the tiles of the other side
+that it meets. A tile of keys lists tiles of all query heads that share its KV
+head. Parts whose tiles are cut from the same order share items. Parts with
+different orders write their results to different slots, which are then
+combined.
 
-All of this is NumPy on the host: tables are constants of a program, or, where
-positions are split over devices, its arguments.
+All tables are computed by NumPy on the host. They are constants of a program
+or, if positions are split over devices, its arguments.
 """
 
 import collections
@@ -24,34 +26,36 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 
 
 class Lists(NamedTuple):
-  """The work of one kernel, whose items are on one side.
+  """The work of one kernel, whose items are tiles of one side.
 
-  "This side" has the items: queries forward and for dq, keys for dk and dv.
+  "This side" is the side of the items: queries in the forward pass and for dq,
+  keys for dk and dv.
   """
 
-  # int32 [items, 6]: head, tile, first, middle, last, slot; those with the most
-  # tiles come first. An item processes `tiles[first:last]`; from `middle` on,
-  # they are full.
+  # int32 [items, 6]: head, tile, first, middle, last, slot. Items with the most
+  # tiles come first. An item processes `tiles[first:last]`, which are full from
+  # `middle` on.
   items: Table
-  # int32 [tiles, 2 or 3]: tile of the other side, its mask and, for keys with
-  # several query heads, which of them.
+  # int32 [tiles, 2 or 3]: tile of the other side, index of its mask and, if
+  # items are keys with several query heads, index of the query head.
   tiles: Table
-  # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles: a row for
-  # each position of this side, a bit for each of the other.
+  # int32 [masks, tile, ceil(tile / 32)], the pairs of partial tiles, with a row
+  # for each position of this side and a bit for each position of the other.
   masks: Table
-  # bool [slots, n, heads], the rows that each slot holds; the first, all.
+  # bool [slots, n, heads], the rows that are written to each slot. All rows are
+  # written to the first slot.
   written: Table
 
 
 class Work(NamedTuple):
   """The work of all kernels."""
 
-  # int32 [tiles, tile], the positions in each tile, -1 for padding. The tiles
-  # of several orders follow each other.
+  # int32 [tiles, tile], the positions in each tile, -1 for padding. If there
+  # are several orders, the tiles of one come after the tiles of another.
   queries: Table
   keys: Table
-  by_query: Lists  # an item for each tile of queries
-  by_key: Lists  # an item for each tile of keys
+  by_query: Lists  # lists whose items are tiles of queries
+  by_key: Lists  # lists whose items are tiles of keys
 
 
 class Tiles(NamedTuple):
@@ -59,15 +63,15 @@ class Tiles(NamedTuple):
 
   heads: Sequence[int]  # the query heads that use the part
   rows: np.ndarray  # int [tiles], the tiles of this side
-  cols: np.ndarray  # and of the other
-  masks: np.ndarray  # the number of each tile's mask, -1 for a full tile
+  cols: np.ndarray  # int [tiles], the tiles of the other side
+  masks: np.ndarray  # the index of each tile's mask, -1 for a full tile
 
 
 class Masks:
-  """Distinct masks of tiles, numbered as they are added.
+  """The distinct masks of tiles, indexed in the order in which they are added.
 
-  Patterns are regular: most partial tiles, of all heads and parts, share a few
-  masks, each of which is stored once.
+  Patterns are regular, so most partial tiles of all heads and parts share a few
+  masks. Each mask is stored only once.
 
   Args:
     tile: positions on a side of a tile.
@@ -81,15 +85,16 @@ class Masks:
     """Adds the masks of a part's partial tiles.
 
     Args:
-      part: the part, whose `mask` says which pairs a tile has.
-      layout: its tiles.
+      part: the part, whose `mask` defines the pairs of a tile.
+      layout: the tiles of the part.
 
     Returns:
-      int [tiles], the number of each tile's mask, -1 for a full tile.
+      int [tiles], the index of each tile's mask, -1 for a full tile.
     """
     numbers = np.full(len(layout.rows), -1)
 
-    # The layout calls tiles that the end of the sequence cuts full as well.
+    # Tiles that are cut at the end of the sequence may be full in the layout,
+    # but need a mask here.
     partial = np.flatnonzero(layout.pairs < self.tile**2)
     batches = pairs_of_tiles(
       part,
@@ -99,7 +104,8 @@ class Masks:
       layout.cols[partial],
     )
 
-    # In batches: the masks of a long sequence would not fit in memory at once.
+    # Masks are made in batches, because the masks of a long sequence would not
+    # fit in memory at once.
     for batch, pairs in batches:
       packed = np.packbits(pairs, axis=-1, bitorder="little")
       numbers[partial[batch]] = [
@@ -109,17 +115,17 @@ class Masks:
     return numbers
 
   def packed(self, transposed: bool = False) -> np.ndarray:
-    """Packs all masks into words, bit i of word w for place 32 w + i.
+    """Packs all masks into words; bit i of word w is position 32 w + i.
 
     Args:
-      transposed: whether rows are keys, rather than queries.
+      transposed: whether rows are keys instead of queries.
 
     Returns:
       int32 [masks, tile, ceil(tile / 32)].
     """
     num_bytes = -(-self.tile // 8)
 
-    # Without masks there is one that is never used: tables may not be empty.
+    # Tables must not be empty, so an unused mask is added if there is none.
     content = b"".join(self._numbers) or bytes(self.tile * num_bytes)
     packed: np.ndarray = np.frombuffer(content, np.uint8)
     packed = packed.reshape(-1, self.tile, num_bytes)
@@ -134,8 +140,8 @@ class Masks:
       pairs = pairs.swapaxes(1, 2)
       packed = np.packbits(pairs, axis=-1, bitorder="little")
 
-    # Little-endian bytes of little-endian bits: `unpack` counts bits from the
-    # lowest.
+    # Bytes and bits are both little-endian, because `unpack` counts bits from
+    # the lowest.
     to_words = (0, 0), (0, 0), (0, -num_bytes % 4)
     packed = np.pad(packed, to_words)
     packed = np.ascontiguousarray(packed)
@@ -146,22 +152,22 @@ class Side(NamedTuple):
   """All queries, or all keys."""
 
   positions: np.ndarray  # int32 [tiles, tile], see `Work`
-  n: int  # positions in each order
+  n: int  # number of positions in each order
 
   @property
   def num_tiles(self) -> int:
-    """Tiles of one order."""
+    """The number of tiles of one order."""
     return -(-self.n // self.positions.shape[1])
 
 
 def arranged_side(size: int, tile: int) -> Side:
-  """A side of arrays that are in the order of its tiles, in whole tiles."""
+  """Returns a side for arrays that are already sorted into whole tiles."""
   positions = np.arange(size, dtype=np.int32)
   return Side(positions.reshape(-1, tile), size)
 
 
 def _side_by_position(orders, n, tile):
-  """A side of arrays in natural order, whose tiles are in several orders."""
+  """Returns a side for arrays in natural order, with tiles of each order."""
   positions = np.stack(list(orders.values()) or [np.arange(n)])
   to_tiles = (0, 0), (0, -n % tile)
   positions = np.pad(positions, to_tiles, constant_values=-1)
@@ -170,7 +176,7 @@ def _side_by_position(orders, n, tile):
 
 
 def _number(orders, order):
-  """The number of an order in `orders`, which is added if it is new."""
+  """Returns the index of `order` in `orders`, adding the order if it is new."""
   key = order.tobytes()
   orders.setdefault(key, order)
   return list(orders).index(key)
@@ -189,14 +195,14 @@ def work_by_position(
     patterns: one for each query head.
     n: positions of a sequence.
     tile: positions on a side of a tile.
-    group: query heads that share a key head.
+    group: number of query heads that share a KV head.
   """
   query_orders: dict[bytes, np.ndarray] = {}
   key_orders: dict[bytes, np.ndarray] = {}
   masks = Masks(tile)
   num_tiles = -(-n // tile)  # of one order
 
-  # Tiles of the second order are numbered after those of the first, and so on.
+  # Tile indices of the second order follow those of the first order, and so on.
   parts = []
   for part, heads in heads_of_parts(patterns, n):
     layout = part.layout(n, tile)
@@ -221,12 +227,13 @@ def make_shares(
   num_heads: int,
   group: int,
 ) -> list[Work]:
-  """The work of devices, with the same masks; see `Backend.device_tables`."""
+  """Makes the work of each device, for `Backend.device_tables`."""
   first = layouts[0]
   queries = arranged_side(len(first.query_order), first.tile)
   keys = arranged_side(len(first.key_order), first.tile)
 
-  # All masks are added before any work is made, so that all works have them.
+  # All masks are added before any work is made, so that all devices have the
+  # same masks.
   masks = Masks(first.tile)
   tiles_of_devices = []
   for layout in layouts:
@@ -244,10 +251,10 @@ def make_shares(
 
 
 def pad(works: Sequence[Work]) -> list[Work]:
-  """The same work, in lists of the same lengths.
+  """Pads the lists of all works to equal lengths.
 
-  A program that all devices share has tables of one shape. Added items repeat
-  the last, which is the shortest: they write the same again.
+  All devices run the same program, whose tables need equal shapes. Added items
+  repeat the last item, which is the shortest, and write the same results again.
   """
 
   def pad_table(table, *tables):
@@ -266,13 +273,14 @@ def make_work(
   num_heads: int,
   group: int,
 ) -> Work:
-  """The work of parts with these masks, on queries and keys.
+  """Makes the work of parts with these masks, on queries and keys.
 
-  Of `num_heads` query heads, `group` share a key head.
+  There are `num_heads` query heads, of which `group` share a KV head.
   """
   queries, keys = sides
 
-  # Seen from the keys, rows are columns, and masks are transposed.
+  # For the side of keys, rows and columns are exchanged, and masks are
+  # transposed.
   by_query = [part for part in parts if len(part.rows)]
   by_key = [part._replace(rows=part.cols, cols=part.rows) for part in by_query]
   return Work(
@@ -296,21 +304,21 @@ def make_work(
 
 
 def _make_lists(parts, side, masks, num_heads, group):
-  """The lists of one side.
+  """Makes the lists of one side.
 
   Args:
-    parts: `Tiles` whose rows are of this side.
+    parts: `Tiles` whose rows are tiles of this side.
     side: this side.
-    masks: the masks of all parts, a row for each position of this side.
-    num_heads: heads of this side.
-    group: query heads of each; 1 if this side is that of queries.
+    masks: the masks of all parts, with a row for each position of this side.
+    num_heads: number of heads on this side.
+    group: query heads of each head; 1 if this side is the queries.
   """
   num_tiles = side.num_tiles
   items: list[np.ndarray] = []
   tiles: list[np.ndarray] = []
 
-  # Heads with the same parts list the same tiles of the other side: those are
-  # written once. The key names each part, and which query head uses it.
+  # Heads with the same parts share the list of tiles of the other side. The key
+  # of this cache identifies each part and the query head that uses it.
   known: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
   empty = np.zeros((num_tiles, 4), int)
   empty[:, 0] = np.arange(num_tiles)
@@ -322,24 +330,26 @@ def _make_lists(parts, side, masks, num_heads, group):
       if members not in known:
         used = [(parts[number], member) for number, member in members]
         ranges, listed = _list_tiles(used, num_tiles)
-        # first, middle and last count from the tiles that are listed already.
+        # first, middle and last are offset by the number of tiles listed so
+        # far.
         ranges[:, 1:] += sum(map(len, tiles))
         known[members] = ranges
         tiles.append(listed)
       ranges = known[members]
-      if slot:  # rows without tiles are written to the first slot
+      if slot:  # only the first slot has items without tiles
         ranges = ranges[ranges[:, 1] < ranges[:, 3]]
 
-      # With columns for the head, before the others, and the slot, after them.
+      # Insert the head before the other columns, and the slot after them.
       items.append(np.insert(ranges, [0, 4], [head, slot], axis=1))
 
-  # The longest first, so that short ones fill what is left of the time. Stable:
-  # the same request has the same tables, and so the same program.
+  # The longest items come first, so that short ones fill the remaining time of
+  # processors. The sort is stable, so that equal requests have equal tables,
+  # and therefore the same program.
   all_items = np.concatenate(items)
   lengths = all_items[:, 4] - all_items[:, 2]
   all_items = all_items[np.argsort(-lengths, kind="stable")]
 
-  # A table may not be empty: the last tile is not used.
+  # A table must not be empty, so an unused tile is added at the end.
   tiles.append(np.zeros((1, 3), int))
   all_tiles = np.concatenate(tiles)
   if group == 1:
@@ -353,13 +363,13 @@ def _make_lists(parts, side, masks, num_heads, group):
 
 
 def _slots(parts, head, group, num_tiles):
-  """The parts that a head has, a slot for each order of this side.
+  """Divides the parts of a head into slots, one for each order of this side.
 
-  A program holds one tile of positions: parts that cut this side differently
-  need programs, and so slots, of their own.
+  A program processes a single tile of this side. Parts that cut this side in a
+  different order therefore need separate programs, and separate slots.
 
   Returns:
-    A list of slots: tuples of (number of a part, query head of the group).
+    A list of slots, each a tuple of (index of a part, query head in the group).
   """
   by_order: dict[int, list] = collections.defaultdict(list)
   for number, part in enumerate(parts):
@@ -372,12 +382,15 @@ def _slots(parts, head, group, num_tiles):
 
 
 def _written(items, side, num_heads):
-  """The rows that items of each slot write: bool [slots, n, heads]."""
+  """Returns the rows that the items of each slot write.
+
+  The result is bool [slots, n, heads].
+  """
   heads = items[:, 0]
   slots = items[:, 5]
   positions = side.positions[items[:, 1]]
 
-  # Padding has position -1: it marks the row after the last, which is cut off.
+  # Padding has position -1, which marks an extra last row that is cut off.
   written = np.zeros((slots.max() + 1, side.n + 1, num_heads), bool)
   written[slots[:, None], positions, heads[:, None]] = True
   return written[:, : side.n]
@@ -386,17 +399,17 @@ def _written(items, side, num_heads):
 def _list_tiles(parts, num_tiles):
   """Lists the tiles of the other side that each item needs.
 
-  Tiles are numbered on from order to order: tile t of order r has the number
-  r * num_tiles + t. All these parts have the same order.
+  Tile t of order r has index r * num_tiles + t. All given parts have the same
+  order.
 
   Args:
-    parts: pairs of `Tiles` and the query head of its group that uses them.
+    parts: pairs of `Tiles` and the query head in the group that uses them.
     num_tiles: tiles of one order.
 
   Returns:
-    int [num_tiles, 4], the (tile, first, middle, last) of each item: its
-    partial tiles are listed from `first` to `middle`, its full ones from
-    `middle` to `last`. And int [tiles, 3], the (tile of the other side, mask,
+    int [num_tiles, 4], the (tile, first, middle, last) of each item, whose
+    partial tiles are listed from `first` to `middle`, and whose full tiles from
+    `middle` to `last`; and int [tiles, 3], the (tile of the other side, mask,
     query head) of each listed tile.
   """
   all_tiles = []
@@ -406,8 +419,9 @@ def _list_tiles(parts, num_tiles):
     all_tiles.append(columns)
   rows, cols, masks, members = np.concatenate(all_tiles, axis=1)
 
-  # By item; in it, partial tiles before full ones: each kind has a loop. Then
-  # by column, so that tiles are read in the order of memory.
+  # Tiles are sorted by item. Within an item, partial tiles come before full
+  # ones, because each kind has its own loop. They are then sorted by column, so
+  # that they are read in the order of memory.
   order = np.lexsort((members, cols, masks < 0, rows))
   rows = rows[order]
   masks = masks[order]
@@ -420,7 +434,7 @@ def _list_tiles(parts, num_tiles):
     axis=1,
   )
 
-  # Every tile of the order has an item, even if it lists nothing.
+  # Every tile of the order has an item, even if the item lists no tiles.
   first_of_order = rows[0] // num_tiles * num_tiles
   tiles = first_of_order + np.arange(num_tiles)
   first = np.searchsorted(rows, tiles)

@@ -1,8 +1,9 @@
-"""The mathematics of the fused kernels, with exponentials to base 2.
+"""The mathematics of the fused kernels, which use exponentials to base 2.
 
 GPUs and TPUs compute 2^x in one instruction, and e^x as 2^(x log2 e). Kernels
-fold log2 e into the factor of the scores, which they apply anyway. Inside a
-kernel, maxima are therefore to base 2; log-sum-exps that leave it are in nats.
+multiply the factor of the scores by log2 e, which costs nothing because they
+apply the factor anyway. Inside a kernel, scores and maxima are therefore to
+base 2; log-sum-exps that a kernel returns are in nats.
 
 The online softmax is that of Dao et al. 2022, arXiv 2205.14135, section 3.1.
 """
@@ -23,20 +24,22 @@ def scale_products(
   scores: Scores,
   width: int,
 ) -> tuple[jax.Array, float, jax.Array | None]:
-  """Scores to base 2, from products of queries and keys of a width.
+  """Converts products of queries and keys to scores to base 2.
 
   The factor is returned rather than applied, so that a kernel can apply it in
-  the instruction that also subtracts the maximum. It is above 0: it may be
-  applied to the largest x alone, and where x is -inf, scores are.
+  the instruction that also subtracts the maximum. It is always positive. A
+  kernel may therefore apply it to the largest x only, and scores are -inf where
+  x is -inf.
 
   Args:
     products: q · k of each pair, float32.
     scores: the scale and the soft cap of the request.
-    width: width of queries and keys, K, from which the default scale follows.
+    width: width of queries and keys, K, which determines the default scale.
 
   Returns:
     (x, factor, slope). x has the shape of the products, and the scores are
-    factor * x. The slope is that of the soft cap, or None without one.
+    factor * x. The slope is the derivative of the soft cap, or None if there is
+    none.
   """
   factor = scores.factor(width)
   cap = scores.softcap
@@ -58,11 +61,12 @@ def scale_products(
 def raise_max(
   running_max: jax.Array, tile_max: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Raises the maximum of an online softmax to that of one more tile.
+  """Updates the maximum of an online softmax by one more tile.
 
   Args:
-    running_max: of the scores so far, to base 2; -inf before the first.
-    tile_max: of the scores of the tile, of the same shape.
+    running_max: the maximum of the scores so far, to base 2; -inf before the
+      first tile.
+    tile_max: the maximum of the tile's scores, of the same shape.
 
   Returns:
     (new_max, shift, decay): subtract `shift` from scores before `exp2`, and
@@ -70,7 +74,8 @@ def raise_max(
   """
   new_max = jnp.maximum(running_max, tile_max)
 
-  # A query may have no keys yet: exp2(-inf - 0) is 0, not NaN.
+  # A query may have no keys yet. With a shift of 0, exp2(-inf - 0) is 0 rather
+  # than NaN.
   shift = jnp.where(new_max == -jnp.inf, 0.0, new_max)
   return new_max, shift, jnp.exp2(running_max - shift)
 
@@ -91,7 +96,8 @@ def finish_softmax(
   is_empty = normalizer == 0
   total = jnp.where(is_empty, 1.0, normalizer)
 
-  # Only here do values return to base e: everything outside is in nats.
+  # Values are converted to base e only here, because everything outside kernels
+  # is in nats.
   lse = (running_max + jnp.log2(total)) / LOG2_E
   return total, jnp.where(is_empty, -jnp.inf, lse)
 
@@ -101,7 +107,7 @@ def keep_pairs(
   pairs: jax.Array | None,
   fill: float,
 ) -> jax.Array:
-  """x where there are pairs, and `fill` elsewhere; None for all pairs."""
+  """Returns x for pairs, and `fill` elsewhere; `pairs` may be None for all."""
   return x if pairs is None else jnp.where(pairs, x, fill)
 
 
@@ -110,12 +116,13 @@ def unpack(words: jax.Array, axis: int) -> jax.Array:
 
   Args:
     words: int32 [T, T / 32] or [T / 32, T]; the lowest bit comes first.
-    axis: the axis of `words` whose entries hold 32 places each.
+    axis: the axis of `words` whose entries contain 32 positions each.
 
   Returns:
     bool [T, T].
   """
-  # Masks travel as bits: bytes would need eight times the bandwidth.
+  # Masks are stored as bits, because bytes would need eight times the
+  # bandwidth.
   tile = max(words.shape)
   shape = list(words.shape)
   shape.insert(axis + 1, 32)
@@ -123,7 +130,8 @@ def unpack(words: jax.Array, axis: int) -> jax.Array:
   words = jnp.expand_dims(words, axis + 1)
   words = jnp.broadcast_to(words, shape)
 
-  # A logical shift: an arithmetic one would smear bit 31, the sign.
+  # The shift must be logical, because an arithmetic shift would copy the sign,
+  # bit 31.
   place = lax.broadcasted_iota(jnp.int32, shape, axis + 1)
   bits = lax.shift_right_logical(words, place) & 1
   return bits.reshape(tile, tile) != 0

@@ -1,7 +1,8 @@
-"""The backend for TPUs, whose kernels copy blocks.
+"""The backend for TPUs, with fused kernels that copy blocks.
 
-A plan has all parts, of all heads, with one order of queries; keys follow each
-other in all the orders that these parts have. See `block_tables`.
+A plan includes all parts, of all heads, that have the same order of queries. If
+these parts have several orders of keys, the keys are arranged in all of these
+orders, one after another. See `block_tables`.
 """
 
 import collections
@@ -21,12 +22,14 @@ from sparse_transformer.attention.orders import Orders, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
 DTYPES = "bfloat16", "float32"
-MAX_WIDTH = 256  # of heads
-TILES = 128, 256, 512  # to choose from: with 1,024, VMEM may not suffice
-SMALL_TILES = 32, 64  # which kernels can run, and nothing chooses
-# What a step of a grid and a pair of its tile cost, in seconds, in all three
-# kernels, as modelled: a step takes 0.35 microseconds, besides the instructions
-# of the program compiled for a v5e, in bfloat16.
+MAX_WIDTH = 256  # the largest width of a head
+# tiles to choose from; with 1,024, VMEM may not be sufficient
+TILES = 128, 256, 512
+# tiles that kernels can run, but that are never chosen automatically
+SMALL_TILES = 32, 64
+# Modelled costs, in seconds, of a grid step and of a pair in its tile, over all
+# three kernels: a step takes 0.35 microseconds, in addition to the instructions
+# of the program compiled for a v5e in bfloat16.
 STEP_COST = 3 * 0.35e-6
 PAIR_COST = 12e-12
 
@@ -35,14 +38,15 @@ PAIR_COST = 12e-12
 class Mosaic(contract.Backend):
   """Runs fused kernels on TPUs, see `mosaic_kernels`.
 
-  Kernels run on blocks of consecutive positions, so arrays are arranged in the
-  order of a plan first. Parts with one order of queries share a plan, and with
-  it the pass over queries and their running softmax.
+  Kernels run on blocks of consecutive positions, so arrays are first sorted
+  into the order of a plan. Parts with the same order of queries share a plan,
+  and therefore a single pass over the queries with one running softmax.
   """
 
-  interpret: bool = False  # whether to interpret the kernels, on any platform
-  # Of one grid: three tables of integers take 768 KiB of the 1 MiB of scalar
-  # memory.
+  # whether to interpret kernels, which works on any platform
+  interpret: bool = False
+  # The most steps of one grid. Its three tables of integers then take 768 KiB
+  # of the 1 MiB of scalar memory.
   MOST_STEPS = 2**16
 
   def unsupported(self, request: contract.Request) -> str | None:
@@ -78,7 +82,7 @@ class Mosaic(contract.Backend):
     return None
 
   def tile_size(self, part: Pattern, request: contract.Request) -> int:
-    del part  # all parts have one tile
+    del part  # all parts use the same tile
     tile = request.tile or _choose_tile(request.patterns, request.length)
     return max(contract.fit_tile(tile, request.length), self.smallest_tile)
 
@@ -119,9 +123,9 @@ class Mosaic(contract.Backend):
     return dq, dk, dv
 
   def _run(self, name, plan, queries, keys, outs):
-    """The results of a kernel, like `outs`: [B, n, H, W] or [B, n, H].
+    """Runs a kernel. Its results are like `outs`: [B, n, H, W] or [B, n, H].
 
-    Arrays are put into blocks first, and results are taken out of them.
+    Arrays are first converted to blocks, and results are converted back.
     """
     num_heads = queries.q.shape[2]
     num_key_heads = keys.k.shape[2]
@@ -134,7 +138,7 @@ class Mosaic(contract.Backend):
       self.interpret,
     )
 
-    # Results belong to the side whose blocks the items are.
+    # Results have the heads of the side whose blocks are the items.
     if name == "backward_of_keys":
       num_heads = num_key_heads
     return [
@@ -143,14 +147,14 @@ class Mosaic(contract.Backend):
     ]
 
   def kernels(self) -> Any:
-    """The module with the kernels, imported only where they run."""
+    """Returns the module with the kernels, which is imported only if needed."""
     from sparse_transformer.attention.backends import mosaic_kernels
 
     return mosaic_kernels
 
 
 def _to_blocks(arrays, tile, num_heads):
-  """The blocks of all arrays of a side."""
+  """Converts all arrays of a side to blocks."""
   to_blocks = functools.partial(
     block_tables.to_blocks, tile=tile, num_heads=num_heads
   )
@@ -158,7 +162,7 @@ def _to_blocks(arrays, tile, num_heads):
 
 
 class _Part(NamedTuple):
-  """A part of some heads' patterns, with its tiles."""
+  """A part of patterns, with its heads and its tiles."""
 
   pattern: Pattern
   heads: Sequence[int]
@@ -167,16 +171,16 @@ class _Part(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def _plans(patterns, n, tile, group, most_steps):
-  """The plans of heads, one for each order of queries.
+  """Makes the plans of heads, one for each order of queries.
 
-  A part runs for all heads that have it. Where only some of the query heads of
-  a key head are in a plan, the key head may occur several times in it.
+  A part runs for all heads that use it. If only some of the query heads of a KV
+  head are in a plan, the KV head may occur several times in the plan.
 
   Args:
     patterns: one for each query head.
     n: positions of a sequence.
     tile: positions on a side of a tile.
-    group: query heads that share a key head.
+    group: number of query heads that share a KV head.
     most_steps: the most steps of a grid.
   """
   by_order = collections.defaultdict(list)
@@ -187,7 +191,7 @@ def _plans(patterns, n, tile, group, most_steps):
 
   plans = []
   for parts in by_order.values():
-    # The query heads of the plan, and how many in a row share a key head.
+    # The query heads of the plan, and how many in a row share a KV head.
     members = tuple(sorted({head for part in parts for head in part.heads}))
     size = len(members) // len(key_heads(members, group))
     work, queries, keys = _make_work(parts, members, size)
@@ -204,9 +208,9 @@ def _plans(patterns, n, tile, group, most_steps):
 
 
 def _make_work(parts, members, group):
-  """The work of parts with one order of queries, and the orders of its sides.
+  """Makes the work of parts with one order of queries, and both orders.
 
-  `members` are the heads of all parts; `group` of them share a key head.
+  `members` are the heads of all parts; `group` of them share a KV head.
   """
   layout = parts[0].layout
   query_order, _ = orders_of(layout)
@@ -216,7 +220,8 @@ def _make_work(parts, members, group):
   masks = items.Masks(layout.tile)
   tiles = []
   for (pattern, heads, layout), first in zip(parts, first_tiles, strict=True):
-    # Heads are numbered within the plan, tiles of keys over all orders.
+    # Indices of heads are relative to the plan. Tiles of keys are indexed over
+    # all orders.
     of_part = items.Tiles(
       heads=[members.index(head) for head in heads],
       rows=layout.rows,
@@ -225,7 +230,7 @@ def _make_work(parts, members, group):
     )
     tiles.append(of_part)
 
-  # The arrays are arranged: a tile is where its number says.
+  # The arrays are already sorted, so a tile's index is its place in the array.
   sides = (
     items.arranged_side(len(queries.positions), layout.tile),
     items.arranged_side(len(keys.positions), layout.tile),
@@ -235,9 +240,10 @@ def _make_work(parts, members, group):
 
 
 def _orders_of_keys(layouts):
-  """The distinct orders of keys, and the first tile of each layout's order.
+  """Returns the distinct orders of keys, and each layout's first tile.
 
-  Tiles of all orders are numbered one after another, as arrays are arranged.
+  Tiles are indexed over all orders, one order after another, as arrays are
+  arranged.
   """
   by_order = collections.defaultdict(list)
   for layout in layouts:
@@ -247,7 +253,7 @@ def _orders_of_keys(layouts):
   first_tiles = {}
   num_tiles = 0
   for name, sharing in by_order.items():
-    # Keys may be left out only after the last tile of all these layouts.
+    # Keys may be omitted only after the last tile of all these layouts.
     cols = np.concatenate([layout.cols for layout in sharing])
     _, order = orders_of(dataclasses.replace(sharing[0], cols=cols))
     orders.append(order)
@@ -259,15 +265,16 @@ def _orders_of_keys(layouts):
 
 @functools.lru_cache(maxsize=256)
 def _choose_tile(patterns, n):
-  """The tile with which steps and their pairs cost least."""
+  """Returns the tile that minimizes the cost of steps and pairs."""
 
-  # Large tiles have fewer steps, small ones fewer scores outside the pairs.
+  # Large tiles need fewer steps; small tiles compute fewer scores that are not
+  # pairs.
   def cost(tile):
     num_tiles = 0
     for part, heads in heads_of_parts(patterns, n):
       num_tiles += analysis.count_tiles(part, n, tile) * len(heads)
     return num_tiles * (STEP_COST + tile**2 * PAIR_COST)
 
-  # A larger tile would be more than half padding.
+  # Larger tiles are not tried if more than half of a tile would be padding.
   able = [tile for tile in TILES if tile < 2 * n or tile == TILES[0]]
   return min(able, key=cost)

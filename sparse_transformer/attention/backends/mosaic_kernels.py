@@ -1,15 +1,16 @@
 """The fused kernels of the `mosaic` backend, in Pallas for TPUs.
 
-A grid has a step for each tile of each item and sequence: [B, steps]. The steps
-of an item follow each other, so that its block stays in VMEM from the first to
-the last, and results are written to HBM once.
+A grid [B, steps] has a step for each sequence and each tile of each item. The
+steps of an item are consecutive, so that the item's block stays in VMEM from
+the first step to the last, and results are written to HBM only once.
 
-A block is [width, positions], a column for each position: the last axis of a
-register has 128 lanes, which narrow heads would leave idle. Scores are [keys,
-queries], so that the maximum, the sum and the log-sum-exp of queries are rows,
-which are broadcast along sublanes. Only blocks are transposed, never scores.
+A block is [width, positions], with a column for each position, because the last
+axis of a register has 128 lanes, of which narrow heads would leave many idle.
+Scores are [keys, queries], so that the maxima, sums and log-sum-exps of queries
+are rows, which are broadcast along sublanes. Only blocks are ever transposed,
+never scores.
 
-Letters: T positions of a tile of queries, S of a tile of keys, as many.
+Axes: T positions of a tile of queries, S positions of a tile of keys; T = S.
 """
 
 from collections.abc import Callable
@@ -33,25 +34,25 @@ from sparse_transformer.attention.backends.kernel_math import (
 )
 from sparse_transformer.attention.contract import Keys, Plan, Queries, Scores
 
-# Which table of `block_tables.Grid` numbers the blocks of a side.
+# The table of `block_tables.Grid` that contains the block indices of a side.
 ROWS, COLUMNS = range(2)
 
 
 class _Step(NamedTuple):
-  """What a step of a grid reads: references to VMEM, but for the code.
+  """The inputs of a grid step. All but the code are references to VMEM.
 
-  Pallas copies the blocks of the next step while a step runs, and copies
-  nothing where a block is that of the step before.
+  Pallas copies the blocks of the next step while a step runs. It copies nothing
+  if the next step uses the same block.
   """
 
   scores: Scores
   code: jax.Array  # see `block_tables.FIRST`
-  queries: Any  # `Queries` of blocks [K, T], dout [E, T], and others [1, T]
-  keys: Any  # `Keys` of blocks [K, S], [E, S], and segments [1, S]
+  queries: Any  # `Queries` of blocks: q [K, T], dout [E, T], others [1, T]
+  keys: Any  # `Keys` of blocks: k [K, S], v [E, S], segments [1, S]
   masks: Any  # int32 [S / 32, T]
 
   def scaled_dot(self) -> tuple:
-    """The scores [S, T], see `scale_products`."""
+    """Computes the scores [S, T] in the form of `scale_products`."""
     q = self.queries.q
     products = _dot(self.keys.k[...], q[...], 0, 0)
     return scale_products(products, self.scores, len(q))
@@ -62,19 +63,19 @@ class _Step(NamedTuple):
     body: Callable,
     finish: Callable,
   ) -> None:
-    """Runs the parts of the step: body(pairs) unless it has no tile.
+    """Runs the functions of the step.
 
     Args:
-      start: initializes what is summed in VMEM, at the first step of an item.
-      body: adds a tile. `pairs` is bool [S, T], or None where all queries meet
-        all keys.
+      start: initializes sums in VMEM, at the first step of an item.
+      body: adds a tile, if the step has one. Its argument `pairs` is bool [S,
+        T], or None if all queries meet all keys.
       finish: writes the results, at the last step of an item.
     """
-    # An item without tiles has a single step, which starts and finishes.
+    # An item without tiles has a single step, which only starts and finishes.
     code = self.code
     pl.when(code & block_tables.FIRST != 0)(start)
 
-    # Full tiles have a program of their own, without masks.
+    # Full tiles have a separate branch, without masks.
     @pl.when(code & block_tables.PARTIAL != 0)
     def _():
       self._run_within_segments(body, unpack(self.masks[...], 0))
@@ -86,18 +87,19 @@ class _Step(NamedTuple):
     pl.when(code & block_tables.LAST != 0)(finish)
 
   def _run_within_segments(self, body, pairs):
-    """The body, unless the segments of the tile cannot meet."""
+    """Runs the body, unless no query and key of the tile share a segment."""
     if self.queries.segments is None:
       return body(pairs)
 
-    # Documents follow each other, so that most tiles of different ones have
-    # ranges of numbers that do not overlap. A tile that is skipped is copied
-    # all the same.
+    # Documents are consecutive, so the segments of tiles from different
+    # documents mostly have ranges that do not overlap. A skipped tile is still
+    # copied.
     q = self.queries.segments[...]
     k = self.keys.segments[...]
     can_meet = (q.min() <= k.max()) & (k.min() <= q.max())
 
-    # A column of keys, from a row: blocks are transposed in whole tiles.
+    # The row of key segments becomes a column. Only whole tiles can be
+    # transposed, so it is broadcast first.
     tile = q.shape[1]
     same = jnp.broadcast_to(k, (tile, tile)).T == q
 
@@ -107,8 +109,8 @@ class _Step(NamedTuple):
 
 
 def _dot(a, b, axis_of_a, axis_of_b):
-  """The product over one axis of each matrix, accumulated in float32."""
-  # Otherwise float32 operands would be rounded to bfloat16.
+  """Contracts one axis of each matrix, and accumulates in float32."""
+  # By default, float32 operands would be rounded to bfloat16.
   precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
   contracted = (axis_of_a,), (axis_of_b,)
   return lax.dot_general(
@@ -121,17 +123,17 @@ def _dot(a, b, axis_of_a, axis_of_b):
 
 
 def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
-  """Output and log-sum-exp of a block of queries, by an online softmax.
+  """Computes output and log-sum-exp of queries, by an online softmax.
 
   Args:
     step: what the step reads.
-    out_ref, lse_ref: where results go, [E, T] and [1, T].
+    out_ref, lse_ref: references for the results, [E, T] and [1, T].
     accumulator: the weighted sum of values so far, float32 [E, T] in VMEM.
     running_max: the largest score so far, to base 2, float32 [1, T].
     normalizer: the sum of weights so far, float32 [1, T].
   """
 
-  # What an item sums lives in scratch memory, which outlives its steps.
+  # The sums of an item are in scratch memory, which persists between its steps.
   def start():
     accumulator[...] = jnp.zeros_like(accumulator)
     running_max[...] = jnp.full_like(running_max, -jnp.inf)
@@ -141,16 +143,16 @@ def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
     scores, factor, _ = step.scaled_dot()
     scores = keep_pairs(scores, pairs, -jnp.inf)
 
-    # The maximum is over keys, axis 0. Its factor is above 0, so that one
-    # product per query does for it.
+    # The maximum is over keys, axis 0. The factor is positive, so it can be
+    # applied to the maximum, with one product per query.
     v = step.keys.v
     tile_max = scores.max(0, keepdims=True) * factor
     new_max, shift, decay = raise_max(running_max[...], tile_max)
     weights = jnp.exp2(scores * factor - shift)
     tile_sum = weights.sum(0, keepdims=True)
 
-    # Earlier sums shrink as the maximum rises. The normalizer sums weights
-    # before they are rounded to the dtype of the matrix unit.
+    # Earlier sums are scaled down when the maximum rises. The normalizer sums
+    # the weights before they are rounded to the dtype of the values.
     weights = weights.astype(v.dtype)
     new = _dot(v[...], weights, 1, 0)
     accumulator[...] = accumulator[...] * decay + new
@@ -169,26 +171,27 @@ def _forward(step, out_ref, lse_ref, accumulator, running_max, normalizer):
 def _gradients_of_scores(step, pairs):
   """Recomputes the weights of a tile, and differentiates its scores.
 
-  With p the weights: ds = p * (dout v^T - delta), where delta is dout · out
-  less the gradient of the log-sum-exp (`vjp.backward`).
+  With weights p, ds = p * (dout v^T - delta), where delta is dout · out minus
+  the gradient of the log-sum-exp (see `vjp.backward`).
 
   Args:
     step: what the step reads.
     pairs: bool [S, T], or None for all pairs.
 
   Returns:
-    (weights, gradients of q · k but for the factor of scores), float32 [S, T].
-    Kernels apply the factor once, to the sum over all tiles.
+    (weights, gradients of q · k), float32 [S, T]. The gradients do not yet
+    include the factor of the scores, which kernels apply once, to the sum over
+    all tiles.
   """
   queries = step.queries
   scores, factor, slope = step.scaled_dot()
 
-  # The log-sum-exp over all keys takes the place of the maximum. Outside the
-  # pairs, weights may exceed 1; they are masked afterwards.
+  # The log-sum-exp over all keys replaces the maximum. Weights that are not
+  # pairs may exceed 1, but they are masked afterwards.
   weights = jnp.exp2(scores * factor - queries.lse[...] * LOG2_E)
   weights = keep_pairs(weights, pairs, 0.0)
 
-  # Through the softmax, and the soft cap.
+  # Differentiate through the softmax and the soft cap.
   dweights = _dot(step.keys.v[...], queries.dout[...], 0, 0)
   dscores = weights * (dweights - queries.delta[...])
   if slope is not None:
@@ -197,7 +200,7 @@ def _gradients_of_scores(step, pairs):
 
 
 def _backward_of_queries(step, dq_ref, dq):
-  """dq [K, T] of a block of queries, summed in float32 in VMEM."""
+  """Computes dq [K, T] of a block of queries, summed in float32 in VMEM."""
 
   def start():
     dq[...] = jnp.zeros_like(dq)
@@ -206,7 +209,8 @@ def _backward_of_queries(step, dq_ref, dq):
     k = step.keys.k
     _, dscores = _gradients_of_scores(step, pairs)
 
-    # [K, S] times [S, T] is dq as it is stored: no transpose at the end.
+    # [K, S] times [S, T] gives dq in the form in which it is stored, so it need
+    # not be transposed at the end.
     dscores = dscores.astype(k.dtype)
     dq[...] += _dot(k[...], dscores, 1, 0)
 
@@ -219,9 +223,9 @@ def _backward_of_queries(step, dq_ref, dq):
 
 
 def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
-  """dk [K, S] and dv [E, S] of a block of keys.
+  """Computes dk [K, S] and dv [E, S] of a block of keys.
 
-  They are summed in float32 in VMEM, transposed: [S, K] and [S, E].
+  They are summed in float32 in VMEM, in transposed form: [S, K] and [S, E].
   """
 
   def start():
@@ -233,8 +237,8 @@ def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
     dout = step.queries.dout
     weights, dscores = _gradients_of_scores(step, pairs)
 
-    # [S, T] times the transposes of blocks [K, T] and [E, T]: sums over queries
-    # do not transpose scores either.
+    # [S, T] is multiplied by the transposes of blocks [K, T] and [E, T], so
+    # sums over queries need not transpose scores either.
     dscores = dscores.astype(q.dtype)
     weights = weights.astype(dout.dtype)
     dk[...] += _dot(dscores, q[...], 1, 1)
@@ -244,7 +248,7 @@ def _backward_of_keys(step, dk_ref, dv_ref, dk, dv):
     width = len(step.queries.q)
     scaled = dk[...] * step.scores.factor(width)
 
-    # Transposed once an item, rather than once a tile.
+    # Sums are transposed once per item, rather than once per tile.
     dk_ref[...] = scaled.T.astype(dk_ref.dtype)
     dv_ref[...] = dv[...].T.astype(dv_ref.dtype)
 
@@ -259,15 +263,16 @@ def launch(
   outs: Any,
   interpret: bool,
 ) -> list[jax.Array]:
-  """Runs one of "forward", "backward_of_queries", "backward_of_keys" on blocks.
+  """Runs a kernel on blocks, one call for each grid.
 
   Args:
-    name: the kernel.
-    plan: its tables are `BlockTables`.
-    queries: blocks [B, blocks, width, tile], as of `block_tables.to_blocks`.
-    keys: blocks likewise.
-    outs: arrays [B, L, H, W] or [B, L, H], or their shapes and dtypes, as the
-      results will be: rounded, unless others are added to them.
+    name: "forward", "backward_of_queries" or "backward_of_keys".
+    plan: a plan whose tables are `BlockTables`.
+    queries: blocks [B, blocks, width, tile] from `block_tables.to_blocks`.
+    keys: blocks of the same form.
+    outs: arrays [B, L, H, W] or [B, L, H], or their shapes and dtypes, which
+      the results will have. If other results are added to them (see
+      `Plan.is_whole`), results stay in float32.
     interpret: whether to interpret the kernel instead of compiling it.
 
   Returns:
@@ -276,17 +281,18 @@ def launch(
   tile = plan.tile
   widths = [1 if x.ndim == 3 else x.shape[3] for x in outs]
 
-  # Results of other plans may be added to these: sums are rounded only once.
+  # Results of other plans may be added to these, and sums should be rounded
+  # only once.
   dtypes = [x.dtype for x in outs]
   if not plan.is_whole:
     dtypes = [np.promote_types(x, np.float32) for x in dtypes]
 
-  # The items of a grid are its rows: queries, or keys for dk and dv.
+  # The items of a grid are its rows, which are queries, or keys for dk and dv.
   tables = plan.tables
   grids = tables.by_query
   of_queries, of_keys = ROWS, COLUMNS
 
-  # Scratch memory: what a kernel sums over the steps of an item.
+  # Scratch memory stores the sums over the steps of an item.
   if name == "forward":
     kernel: Callable = _forward
     scratch = [(widths[0], tile), (1, tile), (1, tile)]
@@ -299,10 +305,11 @@ def launch(
     grids = tables.by_key
     of_queries, of_keys = COLUMNS, ROWS
 
-  # The tables come first, in scalar memory, where index maps read them before
-  # a step begins; then blocks, results and scratch memory.
+  # The arguments are the tables, followed by blocks, results and scratch
+  # memory. The tables are in scalar memory, where index maps read them before a
+  # step begins.
   def run_step(rows, columns, codes, queries, keys, masks, *refs):
-    del rows, columns  # they choose blocks
+    del rows, columns  # index maps use them to select blocks
     step = _Step(
       scores=plan.scores,
       code=codes[pl.program_id(1)],
@@ -314,10 +321,11 @@ def launch(
 
   masks = jnp.asarray(tables.masks)
   batch = len(queries.q)
-  # Within `jax.shard_map`, results vary over the axes that the inputs do.
+  # Within `jax.shard_map`, results vary over the same axes as the inputs.
   vma = jax.typeof(queries.q).manual_axis_type
 
-  # One call for each grid: scalar memory cannot hold the tables of more steps.
+  # Each grid has its own call, because the tables of all steps may not fit in
+  # scalar memory.
   pieces = []
   for grid in grids:
     shapes = [
@@ -343,8 +351,8 @@ def launch(
       run_step,
       grid_spec=grid_spec,
       out_shape=shapes,
-      # Sequences may run on any core; the steps of an item must follow each
-      # other on one.
+      # Sequences may run on any core, but the steps of an item must run one
+      # after another on the same core.
       compiler_params=pltpu.CompilerParams(
         dimension_semantics=("parallel", "arbitrary")
       ),
@@ -361,17 +369,19 @@ def launch(
     )
     pieces.append(results)
 
-  # The grids divide the blocks in order, and each has written only its own.
+  # The grids divide the blocks in order, and each grid has written its own
+  # blocks.
   return [jnp.concatenate(x, 1) for x in zip(*pieces, strict=True)]
 
 
 def _blocks(arrays, table, first=0):
-  """The specs of arrays [B, blocks, width, tile], one block in a step.
+  """Returns specs of arrays [B, blocks, width, tile], one block per step.
 
   Args:
     arrays: a pytree of arrays, or of their shapes.
-    table: which table has the number of a step's block: `ROWS` or `COLUMNS`.
-    first: the number of the first block in the arrays, for those of a grid.
+    table: the table with the index of a step's block, `ROWS` or `COLUMNS`.
+    first: the index of the first block in the arrays, if they contain only the
+      blocks of a grid.
   """
 
   def index(batch, step, *tables):
@@ -385,5 +395,5 @@ def _blocks(arrays, table, first=0):
 
 
 def _mask_of_step(batch, step, rows, columns, codes):
-  """Where the mask of a step is, in [masks, S / 32, T]."""
+  """Returns the index of a step's mask in [masks, S / 32, T]."""
   return codes[step] >> block_tables.SHIFT, 0, 0

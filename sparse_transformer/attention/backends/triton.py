@@ -1,4 +1,4 @@
-"""The backend for NVIDIA GPUs: fused kernels, see `triton_kernels`."""
+"""The backend for NVIDIA GPUs, with the fused kernels of `triton_kernels`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -11,19 +11,22 @@ from sparse_transformer.attention.backends import items
 from sparse_transformer.attention.contract import Plan, Plans, Request
 from sparse_transformer.patterns import Layout, Pattern
 
-# Positions on a side of a tile, by dtype. With larger ones, the backward pass
-# spills registers; with float32, also with wider queries and keys.
+# Positions on a side of a tile, by dtype. With larger tiles, the backward pass
+# spills registers. In float32, it also does so with wider queries and keys, see
+# `MAX_FLOAT32_WIDTH`.
 TILES = dict(bfloat16=64, float16=64, float32=32)
 WIDTHS = 16, 32, 64, 128
-MAX_FLOAT32_WIDTH = 64  # of queries and keys
-# Widths K + E up to which kernels with tiles of 64 neither spill registers nor
-# exceed the shared memory of a block, by major compute capability: as compiled
-# by `make targets-test`. On 9 and 10, products read shared memory. RTX GPUs
-# have 99 KiB of it, not 163 or 227. Source: CUDA Programming Guide, "Compute
-# Capabilities".
+MAX_FLOAT32_WIDTH = 64  # the largest width of queries and keys
+# The largest widths K + E, by major compute capability, for which kernels with
+# tiles of 64 neither spill registers nor exceed the shared memory of a block.
+# They were found by compiling kernels, as `make targets-test` does. GPUs of
+# capability 9 and 10 need fewer registers, because products read their operands
+# from shared memory. RTX GPUs are not listed, because they have only 99 KiB of
+# shared memory instead of 163 or 227 KiB. Source: CUDA Programming Guide,
+# "Compute Capabilities".
 MAX_WIDTHS = {8: 128, 9: 256, 10: 256}
-# The same on other GPUs and, on 8, with segments, a soft cap or key heads that
-# several query heads share.
+# The largest width on all other GPUs. It also applies to capability 8 with
+# segments, a soft cap, or KV heads that several query heads share.
 LEAST_WIDTHS = 64
 
 
@@ -31,12 +34,13 @@ LEAST_WIDTHS = 64
 class Triton(contract.Backend):
   """Runs all heads and parts together on NVIDIA GPUs.
 
-  One plan covers a request: kernels read rows by position, so that parts with
-  different orders need no copies of arrays, and a launch has work for all
-  processors.
+  A request needs only one plan. Kernels read rows by position, so parts with
+  different orders need no copies of arrays, and each launch has enough work for
+  all processors.
   """
 
-  interpret: bool = False  # whether to interpret the kernels, on any platform
+  # whether to interpret kernels, which works on any platform
+  interpret: bool = False
 
   def unsupported(self, request: Request) -> str | None:
 
@@ -47,7 +51,8 @@ class Triton(contract.Backend):
     if lacking := platforms.lacks(self.kernels):
       return lacking
 
-    # Triton's products take matrices whose sides are powers of 2, from 16 on.
+    # Products in Triton require matrices whose sides are powers of 2, at least
+    # 16.
     widths = request.qk_width, request.value_width
     if not set(widths) <= set(WIDTHS):
       return f"widths of heads must be among {WIDTHS}, got {widths}"
@@ -78,22 +83,23 @@ class Triton(contract.Backend):
     return None
 
   def _largest_tile(self, request):
-    """The positions of the largest tile that kernels compile with.
+    """Returns the largest tile that does not exceed registers and memory.
 
     Args:
-      request: whose widths, dtype and features decide how many registers and
-        how much shared memory a program needs.
+      request: the request, whose widths, dtype and features determine how many
+        registers and how much shared memory a program needs.
 
     Returns:
       64 or 32.
     """
-    # One program for all GPUs of the machine: the weakest limits it.
+    # All GPUs of the machine run the same program, so the weakest one sets the
+    # limit.
     capabilities = [] if self.interpret else platforms.compute_capabilities()
     most = 256
     for capability in capabilities:
       most = min(most, MAX_WIDTHS.get(int(capability), LEAST_WIDTHS))
 
-    # These take further registers; 9 and 10 have room for them.
+    # These features need more registers, which capabilities 9 and 10 have.
     features = request.features
     needs_more = features.segments or features.softcap or request.group > 1
     if most < 256 and needs_more:
@@ -138,7 +144,7 @@ class Triton(contract.Backend):
     return self.kernels().backward(plan, queries, keys, self.interpret)
 
   def kernels(self) -> Any:
-    """The module with the kernels, imported only where they run."""
+    """Returns the module with the kernels, which is imported only if needed."""
     from sparse_transformer.attention.backends import triton_kernels
 
     return triton_kernels

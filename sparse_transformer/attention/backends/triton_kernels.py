@@ -1,15 +1,16 @@
 """The fused kernels of the `triton` backend, in Pallas.
 
-A grid has a program for each work item of each sequence: [items, B]. The item's
-positions are its rows; it meets tiles of the other side, its columns, one after
-another. Rows and columns are read and written by position, so that arrays stay
-in their natural order, whatever the order of tiles. See `items`.
+A grid [items, B] has a program for each work item of each sequence. The
+positions of the item are the rows of the program. It processes tiles of the
+other side, its columns, one after another. Rows and columns are read and
+written by position, so arrays stay in natural order, whatever the order of
+tiles is. See `items`.
 
-What a program sums is carried by its loop in registers, in float32. Tiles of
-the other side pass through shared memory: Triton copies the next ones while
-products run, as long as registers do not spill.
+The loop of a program carries its sums in registers, in float32. Tiles of the
+other side pass through shared memory; Triton copies the next tiles while
+products run, unless registers spill.
 
-Letters: T rows of a work item, S columns of a tile, W any width.
+Axes: T rows of a work item, S columns of a tile, W any width.
 """
 
 import functools
@@ -33,8 +34,8 @@ from sparse_transformer.attention.backends.kernel_math import (
 )
 from sparse_transformer.attention.contract import Keys, Plan, Queries
 
-# Tiles that are copied in advance. With fewer, loops wait for all copies: they
-# would not overlap with products.
+# The number of tiles that are copied in advance. With fewer, loops wait for
+# every copy, so copies do not overlap with products.
 NUM_STAGES = 5
 
 
@@ -43,15 +44,16 @@ class _Tables(NamedTuple):
 
   items: Any  # int32 [items, 6]
   tiles: Any  # int32 [tiles, 2 or 3]
-  # int32 [tiles, S], the positions of `tiles`, so that the address of a row
-  # depends on one load: Triton loads in advance through no more than one.
+  # int32 [tiles, S], the positions of `tiles`. They are stored so that the
+  # address of a row depends on a single load, because Triton does not load in
+  # advance if it depends on more.
   columns: Any
   masks: Any  # int32 [masks, T, S / 32]
   rows: Any  # int32 [tiles of this side, T], positions, -1 for padding
 
 
 class _Rows(NamedTuple):
-  """Positions of one head of one sequence: what a program reads together."""
+  """Positions of one head of one sequence, which a program reads together."""
 
   batch: Any
   head: Any
@@ -60,8 +62,8 @@ class _Rows(NamedTuple):
   def load(self, ref: Any) -> jax.Array:
     """Loads [T, W] of an array [B, L, H, W], or [T] of an array [B, H, L].
 
-    Arrays of one number a query have their positions last, so that the numbers
-    of a tile are next to each other.
+    Arrays with one number per query have positions on their last axis, so that
+    the numbers of a tile are adjacent.
     """
     if ref.ndim == 3:
       return ref[self.batch, self.head, self.positions]
@@ -71,21 +73,20 @@ class _Rows(NamedTuple):
 class _RowProgram:
   """A program of the grid: one work item of one sequence.
 
-  Its rows are queries; keys in `_backward_of_keys`. A kernel loads what it
-  needs of them, meets the tiles of the other side, and stores the results.
+  Its rows are queries or, in `_backward_of_keys`, keys. A kernel loads its
+  rows, processes the tiles of the other side, and stores the results.
 
   Args:
-    plan: its tables are `items.Work`.
+    plan: a plan whose tables are `items.Work`.
     is_by_key: whether rows are keys.
     interpret: whether Pallas interprets the kernel.
     tables: references to the tables.
     queries, keys: references to arrays.
     earlier: (written, results) of the other slots, see `load_earlier`; None if
-      this program has nothing to add.
+      this program does not add them.
 
-  Attributes:
-    rows: the positions of the item, with 0 in place of padding.
-    scores: how scores follow from products of queries and keys.
+  Attributes: rows: the positions of the item, where padding is replaced by 0.
+    scores: how scores are computed from products of queries and keys.
   """
 
   def __init__(
@@ -117,7 +118,7 @@ class _RowProgram:
       tables.items[item, column] for column in range(6)
     )
 
-    # Padding reads position 0, which exists, and is not stored.
+    # Padding reads position 0, which always exists, and is not stored.
     positions = tables.rows[tile, :]
     self._is_row = positions >= 0
     self.rows = _Rows(batch, head, jnp.maximum(positions, 0))
@@ -127,13 +128,13 @@ class _RowProgram:
 
     Args:
       body: adds a tile. `columns` are `_Rows` of the other side; `pairs` is
-        bool [T, S], or None where all rows meet all columns.
-      carry: what is summed, a pytree of arrays that stay in registers.
+        bool [T, S], or None if all rows meet all columns.
+      carry: the sums, a pytree of arrays that stay in registers.
 
     Returns:
       The carry after the last tile.
     """
-    # Full tiles have a loop of their own, without masks.
+    # Full tiles have a separate loop, without masks.
     partial = functools.partial(self._run_tile, body, True)
     full = functools.partial(self._run_tile, body, False)
     carry = lax.fori_loop(self._first, self._middle, partial, carry)
@@ -143,15 +144,17 @@ class _RowProgram:
     """Runs the body on entry i of the tables."""
     positions = self._tables.columns[i, :]
 
-    # Columns that pad a tile are at position 0, and no mask has them: a tile
-    # that the end of the sequence cuts is never a full one.
+    # Columns that pad a tile are at position 0. They need no check, because a
+    # tile that is cut at the end of the sequence is never listed as full, and
+    # its mask excludes padding.
     pairs = None
     if is_partial:
       number = self._tables.tiles[i, 1]
       pairs = unpack(self._tables.masks[number, :, :], 1)
 
-    # A branch around tiles whose segments cannot meet would keep Triton from
-    # loading tiles in advance, and spill registers.
+    # Tiles without pairs within segments are not skipped, because a branch
+    # would prevent Triton from loading tiles in advance, and would spill
+    # registers.
     batch = self.rows.batch
     if self._row_segments is not None:
       mine = self._row_segments[batch, self.rows.positions, 0]
@@ -163,12 +166,12 @@ class _RowProgram:
     return body(columns, pairs, carry)
 
   def _head_of_columns(self, i):
-    """The head of the other side whose tile is entry i of the tables.
+    """Returns the head of the other side for entry i of the tables.
 
-    A query head has one key head; a key head meets each of its query heads in
-    turn, and the tables say which.
+    A query head has one KV head. A KV head processes each of its query heads,
+    which the tables list.
     """
-    # Known while the program is traced: the common case loads nothing.
+    # The common case is known while the program is traced, and loads nothing.
     if self._group == 1:
       return self.rows.head
     if self._is_by_key:
@@ -176,14 +179,15 @@ class _RowProgram:
     return self.rows.head // self._group
 
   def full(self, value: float, *width: int) -> jax.Array:
-    """float32 [T] or [T, W], of one value."""
+    """Returns float32 [T] or [T, W], filled with a value."""
     shape = len(self.rows.positions), *width
     return jnp.full(shape, value, jnp.float32)
 
   def dot(self, a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product of two matrices, accumulated in float32."""
-    # By default, Triton rounds float32 operands to TF32, with 10 bits. Three
-    # products of such parts have the accuracy of float32, on tensor cores.
+    """Multiplies two matrices, and accumulates in float32."""
+    # By default, Triton rounds float32 operands to TF32, which has 10 bits of
+    # mantissa. Splitting them into TF32 parts and adding three products gives
+    # the accuracy of float32, on tensor cores.
     precision: Any = None
     if a.dtype == jnp.float32:
       three = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
@@ -196,7 +200,7 @@ class _RowProgram:
     )
 
   def scaled_dot(self, a: jax.Array, b: jax.Array) -> tuple:
-    """The scores of rows a and columns b, see `scale_products`."""
+    """Computes scores of rows a and columns b, as `scale_products` does."""
     products = self.dot(a, b.T)
     return scale_products(products, self.scores, a.shape[-1])
 
@@ -206,12 +210,12 @@ class _RowProgram:
     factor: float,
     shift: jax.Array,
   ) -> jax.Array:
-    """2^(factor x - shift), of x [T, S] and a shift of each row or column."""
+    """Computes 2^(factor x - shift), with a shift for each row or column."""
     if self._interpret:
       return jnp.exp2(x * factor - shift)
 
-    # As one FMA and one MUFU; denormal results are 0. Triton's own does more to
-    # keep them.
+    # This is one FMA and one MUFU instruction, and turns denormal results into
+    # 0. Triton's own exp2 needs more instructions to keep them.
     factors = jnp.full(x.shape, factor, jnp.float32)
     shifts = jnp.broadcast_to(-shift, x.shape)
     (result,) = plgpu.elementwise_inline_asm(
@@ -224,21 +228,21 @@ class _RowProgram:
     return result
 
   def load_earlier(self, number: int, fill: float = 0.0) -> list[jax.Array]:
-    """Loads the rows of a result from the other slots, launched before.
+    """Loads the rows of a result from the other slots.
 
     Args:
-      number: which of the kernel's results.
-      fill: what rows get that a slot has not written, whose memory may hold
-        anything.
+      number: index of the result among the kernel's results.
+      fill: value of rows that a slot has not written, and whose memory is
+        undefined.
 
     Returns:
-      float32 [T, W] or [T], one for each slot.
+      A list of float32 [T, W] or [T], one for each slot.
     """
     if self._earlier is None:
       return []
 
-    # Which rows each slot has, int8 [slots, H, L], and its results, [slots, B,
-    # L, H, W] or [slots, B, H, L].
+    # The rows that each slot has written, int8 [slots, H, L], and the results,
+    # [slots, B, L, H, W] or [slots, B, H, L].
     written, results = self._earlier
     ref = results[number]
     _, head, positions = self.rows
@@ -252,23 +256,27 @@ class _RowProgram:
 
   def store(self, ref: Any, x: jax.Array) -> None:
     """Writes the rows of a result, [T, W] or [T], to the slot of the item."""
-    # Out of bounds, since interpret mode writes back what it read where the
-    # mask is false: another row may have the same position.
+    # Padding is stored out of bounds. Interpret mode would otherwise write back
+    # what it has read where the mask is false, but another row may have the
+    # same position.
     length = ref.shape[2 if x.ndim > 1 else 3]
     positions = jnp.where(self._is_row, self.rows.positions, length)
-    # Slot 0, which is launched last, has arrays of its own; slots 1, 2, ...
-    # share others, numbered from 0.
+    # Slot 0, which is launched last, has separate arrays. Slots 1, 2, ... share
+    # arrays, in which they have indices 0, 1, ...
     slot = jnp.maximum(self._slot - 1, 0)
     index, mask = self._locate(ref, slot, positions, self._is_row)
     plgpu.store(ref.at[index], x.astype(ref.dtype), mask=mask)
 
   def _locate(self, ref, slot, positions, mask):
-    """(index of rows [slots, B, L, H, W] or [slots, B, H, L], their mask)."""
+    """Returns (index, mask) of rows in an array of slots.
+
+    The array is [slots, B, L, H, W] or [slots, B, H, L].
+    """
     batch, head, _ = self.rows
     if ref.ndim == 4:
       return (slot, batch, head, positions), mask
 
-    # Interpret mode takes either slices or index arrays, not both.
+    # Interpret mode supports either slices or index arrays, but not both.
     width = ref.shape[-1]
     columns = lax.broadcasted_iota(jnp.int32, (1, width), 1)
     positions = positions[:, None]
@@ -279,32 +287,33 @@ class _RowProgram:
 
 
 def _forward(program, queries, keys, out_ref, lse_ref):
-  """Output and log-sum-exp of a tile of queries, by an online softmax.
+  """Computes output and log-sum-exp of queries, by an online softmax.
 
   Reads queries.q [B, L, H, K], keys.k [B, M, G, K] and keys.v [B, M, G, E];
   writes out [slots, B, L, H, E] and lse [slots, B, H, L].
   """
   q = program.rows.load(queries.q)
 
-  # The loop carries the weighted sum of values [T, E], the largest score and
-  # the sum of weights [T].
+  # The loop carries the weighted sum of values [T, E], the largest score [T]
+  # and the sum of weights [T].
   def meet_keys(columns, pairs, carry):
     accumulator, running_max, normalizer = carry
 
-    # Without their factor: exp2 applies it in the instruction that shifts.
+    # Scores do not include their factor, because exp2 applies it in the same
+    # instruction that subtracts the shift.
     k = columns.load(keys.k)
     scores, factor, _ = program.scaled_dot(q, k)
     scores = keep_pairs(scores, pairs, -jnp.inf)
 
-    # Earlier sums shrink as the maximum rises.
+    # Earlier sums are scaled down when the maximum rises.
     tile_max = scores.max(1) * factor
     new_max, shift, decay = raise_max(running_max, tile_max)
     weights = program.exp2(scores, factor, shift[:, None])
     normalizer = normalizer * decay + weights.sum(1)
 
-    # Tensor cores take weights in the dtype of values, but the normalizer sums
-    # them before they are rounded. Values are loaded only here: earlier, they
-    # would occupy registers along with the scores.
+    # Tensor cores need weights in the dtype of the values, but the normalizer
+    # sums the weights before they are rounded. Values are loaded only here, so
+    # that they do not occupy registers at the same time as the scores.
     v = columns.load(keys.v)
     weights = weights.astype(v.dtype)
     decayed = accumulator * decay[:, None]
@@ -315,28 +324,31 @@ def _forward(program, queries, keys, out_ref, lse_ref):
   carry = program.for_each_tile(meet_keys, start)
   accumulator, running_max, normalizer = carry
 
-  # One division for each output, rather than for each weight.
+  # Divide each output once, rather than each weight.
   total, lse = finish_softmax(running_max, normalizer)
   program.store(out_ref, accumulator / total[:, None])
   program.store(lse_ref, lse)
 
 
 def _start_softmax(program, width):
-  """What the loop over keys carries at first: sums over the earlier slots.
+  """Returns the initial carry of the loop over keys.
+
+  It contains the results of earlier slots.
 
   Args:
     program: the program of a tile of queries.
     width: width of values, E.
 
   Returns:
-    (accumulator [T, E], maximum [T], normalizer [T]), float32; without earlier
-    slots, those of no keys.
+    (accumulator [T, E], maximum [T], normalizer [T]), float32. Without earlier
+    slots, these are 0, -inf and 0.
   """
   accumulator = program.full(0.0, width)
   running_max = program.full(-jnp.inf)
   normalizer = program.full(0.0)
 
-  # A slot is like a key whose score is its log-sum-exp.
+  # A slot acts like a key whose score is the slot's log-sum-exp, and whose
+  # value is the slot's output.
   earlier = zip(
     program.load_earlier(0),
     program.load_earlier(1, -jnp.inf),
@@ -353,10 +365,10 @@ def _start_softmax(program, width):
 
 
 def _backward_of_queries(program, queries, keys, dq_ref):
-  """dq of a tile of queries; their log-sum-exps are to base 2.
+  """Computes dq of a tile of queries; log-sum-exps are to base 2.
 
-  Also reads queries.dout [B, L, H, E], queries.lse and queries.delta [B, H, L];
-  writes dq [slots, B, L, H, K].
+  In addition to the arrays of `_forward`, it reads queries.dout [B, L, H, E],
+  queries.lse and queries.delta [B, H, L]. It writes dq [slots, B, L, H, K].
   """
   q = program.rows.load(queries.q)
   dout = program.rows.load(queries.dout)
@@ -368,20 +380,22 @@ def _backward_of_queries(program, queries, keys, dq_ref):
     v = columns.load(keys.v)
     scores, factor, slope = program.scaled_dot(q, k)
 
-    # Relative to the log-sum-exp over all keys, no maximum is needed, and no
-    # weight of a pair is above 1. Others may be: they are masked afterwards.
+    # Weights are relative to the log-sum-exp over all keys, so no maximum is
+    # needed, and weights of pairs are at most 1. Weights that are not pairs may
+    # exceed 1, but they are masked afterwards.
     weights = program.exp2(scores, factor, lse[:, None])
     weights = keep_pairs(weights, pairs, 0.0)
 
-    # Through the softmax, ds = p (dout v^T - delta), and the soft cap.
+    # Differentiate through the softmax, ds = p (dout v^T - delta), and through
+    # the soft cap.
     if slope is not None:
       weights = weights * slope
     dweights = program.dot(dout, v.T) - delta[:, None]
     dscores = (weights * dweights).astype(k.dtype)
     return dq + program.dot(dscores, k)
 
-  # The factor of the scores is applied once, to the sum: in 16 bits, scaled
-  # gradients of scores would be rounded once more.
+  # The factor of the scores is applied once, to the sum. Applied to 16-bit
+  # gradients of scores, it would round them once more.
   width = q.shape[-1]
   zeros = program.full(0.0, width)
   dq = program.for_each_tile(meet_keys, zeros)
@@ -391,13 +405,13 @@ def _backward_of_queries(program, queries, keys, dq_ref):
 
 
 def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
-  """dk and dv of a tile of keys; scores are transposed: [keys, queries].
+  """Computes dk and dv of a tile of keys; scores are [keys, queries].
 
-  Each tile of keys has a program, which meets all its queries in a fixed order:
-  sums need no atomic additions, and are the same in each run.
+  Each tile of keys has one program, which processes all its queries in a fixed
+  order. Sums therefore need no atomic additions, and are the same in every run.
 
-  Reads what `_backward_of_queries` does; writes dk [slots, B, M, G, K] and dv
-  [slots, B, M, G, E].
+  It reads the same arrays as `_backward_of_queries`. It writes dk [slots, B, M,
+  G, K] and dv [slots, B, M, G, E].
   """
   k = program.rows.load(keys.k)
   v = program.rows.load(keys.v)
@@ -409,13 +423,15 @@ def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
     dout = columns.load(queries.dout)
     scores, factor, slope = program.scaled_dot(k, q)
 
-    # As for dq; here each column has its own log-sum-exp.
+    # This is the same as for dq, except that here each column has its own
+    # log-sum-exp.
     lse = columns.load(queries.lse)
     delta = columns.load(queries.delta)
     weights = program.exp2(scores, factor, lse[None, :])
     weights = keep_pairs(weights, pairs, 0.0)
 
-    # dv before dk: both products at once would need more registers.
+    # dv is computed before dk, because both products at once would need more
+    # registers.
     dv += program.dot(weights.astype(dout.dtype), dout)
     if slope is not None:
       weights = weights * slope
@@ -424,7 +440,7 @@ def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
     dk += program.dot(dscores, q)
     return dk, dv
 
-  # As for dq, one factor for the sum. Values have none.
+  # As for dq, the factor is applied once, to the sum. dv has no factor.
   width = k.shape[-1]
   dk = program.full(0.0, width)
   dv = program.full(0.0, v.shape[-1])
@@ -442,19 +458,20 @@ def forward(
   keys: Keys,
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array]:
-  """Attention over the pairs of a plan.
+  """Computes attention over the pairs of a plan.
 
   Args:
-    plan: its tables are `items.Work`.
-    queries: q_BLHK, and segments if there are any.
-    keys: k_BMGK, v_BMGE, and segments likewise.
+    plan: a plan whose tables are `items.Work`.
+    queries: q_BLHK, and their segments if there are any.
+    keys: k_BMGK, v_BMGE, and their segments if there are any.
     interpret: whether to interpret the kernels instead of compiling them.
 
   Returns:
-    (out_BLHE, lse_BLH): out in the dtype of values if nothing is
-    added to it, see `Plan.is_whole`; otherwise in float32.
+    (out_BLHE, lse_BLH). out is in the dtype of the values if no other results
+    are added to it (see `Plan.is_whole`), and in float32 otherwise.
   """
-  # One row for each query: a device may hold more or fewer queries than keys.
+  # The results have a row for each query. A device may store more or fewer
+  # queries than keys.
   batch, num_queries, num_heads, _ = queries.q.shape
   v = keys.v
   out_BLHE = jax.ShapeDtypeStruct(
@@ -483,20 +500,22 @@ def backward(
   keys: Keys,
   interpret: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(dq_BLHK, dk_BMGK, dv_BMGE), with arguments as in `forward`.
+  """Computes (dq_BLHK, dk_BMGK, dv_BMGE), with arguments as in `forward`.
 
-  `queries` also has dout_BLHE, lse_BLH and delta_BLH, see `contract.Queries`.
+  `queries` must also contain dout_BLHE, lse_BLH and delta_BLH, see
+  `contract.Queries`.
   """
-  # [B, H, L], so that the values of a tile are next to each other. To base 2
-  # here, once for each query, rather than for each pair in the kernels.
+  # Arrays become [B, H, L], so that the values of a tile are adjacent. lse is
+  # converted to base 2 here, once for each query, rather than in the kernels
+  # for each pair.
   lse_BLH = queries.lse * LOG2_E
   queries = queries._replace(
     lse=lse_BLH.swapaxes(1, 2),
     delta=queries.delta.swapaxes(1, 2),
   )
 
-  # Two kernels: one alone would have to add to dq from programs of different
-  # keys, in an order that is not fixed.
+  # There are two kernels, because in a single kernel, programs of different
+  # keys would have to add to dq, in an order that is not fixed.
   (dq,) = _launch(
     _backward_of_queries,
     plan,
@@ -517,7 +536,7 @@ def backward(
 
 
 def _num_warps(kernel, v, tile):
-  """Warps of a program: with fewer, registers would spill.
+  """Returns the number of warps that a program needs not to spill registers.
 
   A warp has 32 threads, and a thread at most 255 registers.
   """
@@ -535,15 +554,17 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
 
   Args:
     kernel: one of `_forward`, `_backward_of_queries`, `_backward_of_keys`.
-    plan: its tables are `items.Work`.
-    queries: arrays [B, L, H, ...]; those of one number a query, [B, H, L].
+    plan: a plan whose tables are `items.Work`.
+    queries: arrays [B, L, H, ...], or [B, H, L] if they have one number per
+      query.
     keys: arrays [B, M, G, ...].
-    outs: what the results will be like; in float32 if others are added to them.
+    outs: arrays with the shapes and dtypes of the results. Results are in
+      float32 instead if others are added to them.
     interpret: whether to interpret the kernel instead of compiling it.
 
   Returns:
-    The results. With several slots, those of the others are computed first, and
-    the programs of the first slot, which has all rows, add them to its own.
+    The results. If there are several slots, the first slot runs last. It has
+    all rows, and its programs add the results of the other slots to their own.
   """
   work = plan.tables
   is_by_key = kernel is _backward_of_keys
@@ -551,15 +572,15 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
   rows = work.keys if is_by_key else work.queries
   columns = work.queries if is_by_key else work.keys
 
-  # The positions of each entry. If both tables are on the host, so is this one:
-  # a constant of the program.
+  # The positions of each entry. If both tables are on the host, this one is
+  # too, and is a constant of the program.
   tiles = lists.tiles[:, 0]
   if isinstance(tiles, jax.Array):
     columns = jnp.asarray(columns)
   columns = columns[tiles].clip(0)
 
-  # Pallas passes references in the structure of the arguments of `call`, and
-  # then those of results.
+  # Pallas passes references to the arguments of `call`, in the same structure,
+  # followed by references to the results.
   def run_program(tables, queries, keys, earlier, *refs):
     program = _RowProgram(
       plan=plan,
@@ -581,7 +602,7 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
       rows=rows,
     )
 
-    # Within `jax.shard_map`, results vary over the axes that the inputs do.
+    # Within `jax.shard_map`, results vary over the same axes as the inputs.
     vma = jax.typeof(queries.q).manual_axis_type
     shapes = [
       jax.ShapeDtypeStruct((num_slots, *x.shape), x.dtype, manual_axis_type=vma)
@@ -601,22 +622,24 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
     tables = jax.tree.map(jnp.asarray, tables)
     return call(tables, queries, keys, earlier)
 
-  # What others are added to stays in float32, so that sums are rounded once.
+  # Results that are added to others stay in float32, so that sums are rounded
+  # only once.
   sums = [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in outs]
   outs = outs if plan.is_whole else sums
 
-  # Most patterns have tiles in a single order, and need no second call.
+  # Most patterns have a single order of tiles, and need no second call.
   num_slots, n, num_heads = lists.written.shape
   if num_slots == 1:
     return [x[0] for x in run_slots(lists.items, 1, outs)]
 
-  # Sorted, since tables may be traced: the first slot has one item for each
-  # tile of each head. Tables of devices, padded with more, have one slot.
+  # Tables may be traced, so the items of the first slot are selected by
+  # sorting: it has one item for each tile of each head. Tables of several
+  # devices, which are padded with more items, have only one slot.
   items = lists.items[(lists.items[:, 5] > 0).argsort(stable=True)]
   num_tiles = -(-n // rows.shape[1])
   count = num_tiles * num_heads
 
-  # The first slot runs last, and adds what the others wrote.
+  # The first slot runs last, and adds the results of the others.
   results = run_slots(items[count:], num_slots - 1, sums)
   written = jnp.asarray(lists.written[1:].swapaxes(1, 2).astype("int8"))
   earlier = written, results

@@ -1,10 +1,12 @@
-"""The backends in plain XLA: tiles of queries meet tiles of keys in a loop.
+"""The backends in plain XLA, which loop over tiles of queries and keys.
 
-On CPUs, the scores of a step stay in cache; on accelerators, steps are large.
+On CPUs, steps are small, so that their scores stay in cache; on accelerators,
+steps are large.
 
-Axes: A tiles of queries in a group; C tiles of keys that each meets in a step.
-The R query heads of a key head are further rows of its tiles, so that keys are
-read once for all of them: tiles of queries are [A, B, G, R T, ...].
+Axes: A tiles of queries in a group; C tiles of keys that each of them meets in
+a step. The R query heads of a KV head are joined into the rows of one tile, so
+that keys are read once for all of them; tiles of queries are therefore [A, B,
+G, R T, ...].
 """
 
 import dataclasses
@@ -22,17 +24,19 @@ from sparse_transformer.attention.heads import group_heads, heads_of_parts
 from sparse_transformer.attention.orders import make_order, orders_of
 from sparse_transformer.patterns import Layout, Pattern, analysis
 
-# Positions in tiles of the queries and the keys of a slice.
+# Positions in a tile of queries, and in a tile of keys, for slices of queries.
 SLICE_TILE, SLICE_KEYS = 64, 256
-MAX_LAID_OUT = 2**20  # tiles; sizes with more are not tried, except the largest
-# Tiles of keys in a step, for one tile of queries and for all of a group: each
-# adds lines to the program, whose size must not grow with n.
+# sizes with more tiles are not tried, except the largest size
+MAX_LAID_OUT = 2**20
+# The most tiles of keys in a step, for one tile of queries and for all in a
+# group. Each adds instructions to the program, whose size must not grow with n.
 MAX_SPAN, MAX_TILES = 8, 32
-# The overhead of a loop step, in units of one score of one head, and that of a
-# tile of keys outside a loop: fitted to steps of 64 x 64 to 256 x 512 on 2
-# cores, with jax 0.10.2 and 0.12.0.
+# The overhead of a loop step, and the overhead of a tile of keys outside a
+# loop, in units of the cost of one score. They were fitted to steps of 64 x 64
+# to 256 x 512 on 2 cores, with jax 0.10.2 and 0.12.0.
 STEP_COST, TILE_COST = 10_000, 1_300
-MAX_WASTE = 1 / 8  # of the steps: all tiles of a group have equally many
+# of the steps, since all rows of a group take as many as the longest
+MAX_WASTE = 1 / 8
 
 
 @jax.tree_util.register_dataclass
@@ -40,15 +44,16 @@ MAX_WASTE = 1 / 8  # of the steps: all tiles of a group have equally many
 class StepTables:
   """The steps of one part: tables, int32.
 
-  The steps of group i are those from first[i] to first[i + 1] - 1. In a step,
-  each of the A tiles of queries in its group meets C tiles of keys.
+  Group i has the steps from first[i] to first[i + 1] - 1. In each step, each of
+  the A tiles of queries in the group meets C tiles of keys.
   """
 
-  first: contract.Table  # [groups + 1], where the steps of each group begin
-  cols: contract.Table  # [steps, A, C], their tiles of keys, padded with -1
+  first: contract.Table  # [groups + 1], the first step of each group
+  cols: contract.Table  # [steps, A, C], tiles of keys, padded with -1
   # Whether every group has exactly one step.
   single: bool = dataclasses.field(metadata=contract.STATIC)
-  # Keys in a tile, if they differ from the queries in one.
+  # The number of keys in a tile, if it differs from the number of queries; else
+  # 0.
   num_keys: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
 
@@ -56,13 +61,15 @@ class StepTables:
 class Xla(contract.Backend):
   """Runs every case on every platform.
 
-  Its tile and the size of its steps trade the overhead of a step for scores
-  that are computed in vain, see `_choose`.
+  The choice of its tile and steps is a trade-off between the overhead of steps
+  and scores that are computed in vain, see `_choose`.
   """
 
-  tiles: tuple[int, ...] = 64, 96, 128, 192, 256  # in positions, to choose from
-  max_keys: int = 512  # of one tile of queries in a step
-  # The most scores, over all heads, of a step of several tiles of queries.
+  # tiles to choose from, in positions
+  tiles: tuple[int, ...] = 64, 96, 128, 192, 256
+  max_keys: int = 512  # the most keys of one tile of queries in a step
+  # The most scores of a step, over all heads, if it has several tiles of
+  # queries.
   max_scores: int = 300_000
 
   def unsupported(self, request: contract.Request) -> str | None:
@@ -85,7 +92,8 @@ class Xla(contract.Backend):
   def device_tables(
     self, part: Pattern, layouts: Sequence[Layout], request: contract.Request
   ) -> list[StepTables]:
-    # All devices run one program: they share a span, which fits them all.
+    # All devices run the same program, so they share the span that is best for
+    # all of them together.
     counts = [np.unique(x.rows, return_counts=True)[1] for x in layouts]
     span = _best_span(self, np.concatenate(counts), layouts[0].tile)[1]
     num_heads = (request.batch or 1) * request.num_heads
@@ -120,14 +128,14 @@ def slice_plans(
   n: int,
   first: jax.Array,
 ) -> contract.Plans:
-  """The plans of some queries, from position `first` on, and n keys.
+  """Makes plans of consecutive queries, from position `first` on, and n keys.
 
-  Which tiles have pairs is found at run time: the others are skipped.
+  Tiles without pairs are found at run time, and skipped.
 
   Args:
-    patterns: one for each query head, without content.
-    num_queries: the queries, L.
-    n: the keys.
+    patterns: one static pattern for each query head.
+    num_queries: number of queries, L.
+    n: number of keys.
     first: the position of the first query, an int32 that may be traced.
   """
   tile = min(num_queries, SLICE_TILE)
@@ -135,7 +143,7 @@ def slice_plans(
   num_rows = -(-num_queries // tile)
   num_cols = -(-n // num_keys)
 
-  # Each tile of queries meets all tiles of keys, one in a step.
+  # Each tile of queries meets all tiles of keys, one in each step.
   cols = np.arange(num_rows * num_cols, dtype=np.int32) % num_cols
   steps = StepTables(
     first=num_cols * np.arange(num_rows + 1, dtype=np.int32),
@@ -144,7 +152,8 @@ def slice_plans(
     num_keys=num_keys,
   )
 
-  # In natural order: a layout in the pattern's own would have to know `first`.
+  # Tiles are in natural order, because a layout in the pattern's own orders
+  # would depend on `first`.
   query_order = make_order(np.arange(num_queries), num_rows * tile, first)
   key_order = make_order(np.arange(n), num_cols * num_keys)
 
@@ -164,9 +173,10 @@ def slice_plans(
 
 @functools.lru_cache(maxsize=256)
 def _plan(backend, part, n, tile, num_heads):
-  """The cheapest plan of a part, for the heads of all sequences.
+  """Makes the cheapest plan of a part.
 
-  A `tile` of 0 is chosen; `num_heads` counts those of all sequences.
+  If `tile` is 0, a tile is chosen. `num_heads` counts the heads of all
+  sequences.
   """
   tile, span = _choose(backend, part, n, tile)
   layout = part.layout(n, tile)
@@ -185,21 +195,22 @@ def _plan(backend, part, n, tile, num_heads):
 def _choose(backend, part, n, tile):
   """Chooses the (tile, span) of lowest cost.
 
-  A larger tile has fewer steps, and more scores outside the pairs. The cost of
-  both is counted, rather than estimated: a layout lists the tiles.
+  A larger tile needs fewer steps, but computes more scores that are not pairs.
+  Both are counted exactly, from the tiles that a layout lists.
 
   Args:
-    backend: the sizes to choose from, and limits.
+    backend: the backend, with tiles to choose from, and limits.
     part: the pattern.
     n: positions of a sequence.
-    tile: the tile that is asked for, which is kept; 0 for none.
+    tile: the requested tile, which is then used; 0 to choose one.
   """
   asked = (tile,) if tile else backend.tiles
   sizes = sorted({min(size, n) for size in asked})
   choices = []
   for size in sizes:
-    # A layout lists its tiles: one that has too many is not made, unless no
-    # larger size is left. Counting is only needed where n allows as many.
+    # A layout lists all its tiles. If there would be too many, the layout is
+    # not made, except for the largest size. Tiles are counted only if n allows
+    # too many.
     most_tiles = (-(-n // size)) ** 2
     if size < sizes[-1] and most_tiles > MAX_LAID_OUT:
       if analysis.count_tiles(part, n, size) > MAX_LAID_OUT:
@@ -215,16 +226,17 @@ def _choose(backend, part, n, tile):
 def _best_span(backend, counts, size):
   """Returns the lowest (cost, span), for rows with `counts` tiles of keys.
 
-  The span is the number of tiles of keys in a step, each of `size` positions. A
-  row with 5 tiles has 2 steps with a span of 4, whose last 3 tiles are padding.
-  A cost is in units of one score, see `STEP_COST`.
+  The span is the number of tiles of keys in a step; each tile has `size`
+  positions. For example, with a span of 4, a row with 5 tiles takes 2 steps, of
+  which the last 3 tiles are padding. Costs are in units of one score, see
+  `STEP_COST`.
   """
   costs = []
   largest = max(1, min(backend.max_keys // size, MAX_SPAN))
   for span in range(1, largest + 1):
     num_steps = int((-(-counts // span)).sum())
-    # If each row takes one step, no loop is compiled: the overhead is then that
-    # of each tile of keys, not that of each step of the loop.
+    # If each row takes one step, no loop is compiled. The overhead is then a
+    # cost for each tile of keys, instead of a cost for each step of a loop.
     needs_no_loop = num_steps == len(counts)
     overhead = TILE_COST * span if needs_no_loop else STEP_COST
     cost = num_steps * (size**2 * span + overhead)
@@ -233,17 +245,17 @@ def _best_span(backend, counts, size):
 
 
 def _tables(backend, layouts, span, num_heads):
-  """The tables of layouts, one for each device, all of the same shapes.
+  """Makes the tables of layouts, one for each device, with equal shapes.
 
   Args:
-    backend: what limits the scores of a step.
-    layouts: of the same tile, with equally many positions.
-    span: tiles of keys that each tile of queries meets in a step.
-    num_heads: heads of all sequences.
+    backend: the backend, which limits the scores of a step.
+    layouts: layouts with the same tile and number of positions.
+    span: number of key tiles that each query tile meets in a step.
+    num_heads: number of heads in all sequences.
 
   Returns:
-    `StepTables` of each layout. Those of devices with fewer steps are padded
-    with steps without tiles, which no group has.
+    The `StepTables` of each layout. Devices with fewer steps are padded with
+    steps that have no tiles and belong to no group.
   """
   tile = layouts[0].tile
   num_queries = len(layouts[0].query_order)
@@ -255,7 +267,7 @@ def _tables(backend, layouts, span, num_heads):
   if is_single:  # including rows without tiles
     num_steps = np.ones_like(num_steps)
 
-  # Tiles of queries in a group, so that a step is as large as it may be.
+  # The number of query tiles in a group is the largest that the limits allow.
   most_rows = backend.max_scores // (num_heads * tile**2 * span)
   most_rows = min(most_rows, MAX_TILES // span)
   num_steps, size = _group(num_steps, most_rows)
@@ -265,10 +277,10 @@ def _tables(backend, layouts, span, num_heads):
   for layout, count, steps in zip(layouts, counts, num_steps, strict=True):
     first = np.append(0, np.cumsum(steps)).astype(np.int32)
 
-    # The tiles of each row in order, `span` per step.
+    # The tiles of each row are assigned to steps in order, `span` per step.
     row_start = np.cumsum(count) - count
     number = np.arange(len(layout.rows))
-    number -= row_start[layout.rows]  # of a tile in its row
+    number -= row_start[layout.rows]  # index of a tile in its row
     step, place = np.divmod(number, span)
 
     group, row = np.divmod(layout.rows, size)
@@ -279,20 +291,21 @@ def _tables(backend, layouts, span, num_heads):
 
 
 def _group(num_steps, largest):
-  """The largest groups of rows that waste few steps.
+  """Finds the largest groups of rows that waste few steps.
 
   Args:
-    num_steps: the steps of each tile of queries, int [devices, rows].
+    num_steps: number of steps of each tile of queries, int [devices, rows].
     largest: the most tiles of queries in a group.
 
   Returns:
-    The steps of each group [devices, groups], and the tiles in a group. A group
-    has as many steps as its longest row.
+    The number of steps of each group, [devices, groups], and the number of
+    tiles in a group. A group has as many steps as its longest row.
   """
   num_devices, num_rows = num_steps.shape
   most_steps = (1 + MAX_WASTE) * num_steps.sum()
   for size in range(largest, 1, -1):
-    # Groups of different sizes would need programs of their own.
+    # All groups must have the same size, because each size would need a
+    # separate program.
     if num_rows % size == 0:
       groups = num_steps.reshape(num_devices, -1, size).max(2)
       if size * groups.sum() <= most_steps:
@@ -301,16 +314,17 @@ def _group(num_steps, largest):
 
 
 class PlanLoop(online_softmax.TileLoop):
-  """The steps of a plan, on arrays in its orders.
+  """The steps of a plan, on arrays that are sorted in its orders.
 
-  A group is A tiles of queries; a step has C tiles of keys for each of them.
+  A group has A tiles of queries; each step has C tiles of keys for each of
+  these.
   """
 
   def __init__(
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> None:
     tables = plan.tables
-    self.plan: Any = plan  # whose orders have positions
+    self.plan: Any = plan  # a plan whose orders have `positions`
     self.tile = plan.tile
     self.first = jnp.asarray(tables.first)
     self.cols = jnp.asarray(tables.cols)
@@ -320,8 +334,9 @@ class PlanLoop(online_softmax.TileLoop):
     self.num_keys = tables.num_keys or plan.tile
     self.heads_per_key = queries.q.shape[2] // keys.k.shape[2]  # R
 
-    # Steps without pairs are skipped where that is known only at run time.
-    # Within a single step, few tiles have no pairs.
+    # Steps without pairs are skipped if slices or segments, which are known
+    # only at run time, may leave some without pairs. This is not worthwhile if
+    # each group has a single step, because few of these have no pairs.
     is_slice = tables.num_keys > 0
     has_segments = queries.segments is not None
     self.skips = is_slice or (has_segments and not self.single)
@@ -339,8 +354,8 @@ class PlanLoop(online_softmax.TileLoop):
   def pairs(self, i: Array, j: Array) -> Array:
     """Returns the pairs of step j of group i: booleans [A, 1, 1, R T, S].
 
-    T are the queries of a tile; S are the keys of the C tiles. The axes of 1
-    stand for all sequences and all key heads.
+    T is the number of queries in a tile, and S the number of keys in C tiles.
+    The axes of size 1 stand for all sequences and all KV heads.
     """
     q_at = jnp.asarray(self.plan.queries.positions)
     q_at = self._slice_group(i, q_at[None])
@@ -355,14 +370,14 @@ class PlanLoop(online_softmax.TileLoop):
     k_at_ACT = jnp.where(is_none, -1, k_at_ACT)
     k_at_AS = k_at_ACT.reshape(self.size, -1)
 
-    # Masks are computed from positions, in full tiles as well: a step has no
-    # branch for them.
+    # Masks are computed from positions even in full tiles, because steps have
+    # no separate branch for full tiles.
     mask_ATS = online_softmax.pairs(
       self.plan.pattern,
       q_at_AT,
       k_at_AS,
     )
-    # The query heads of a key head follow each other in a tile's rows.
+    # The query heads of a KV head are consecutive in a tile's rows.
     mask_ATS = jnp.tile(mask_ATS, (1, self.heads_per_key, 1))
     return mask_ATS[:, None, None]
 
@@ -382,8 +397,9 @@ class PlanLoop(online_softmax.TileLoop):
     )
 
   def add(self, i: Array, j: Array, x_BLH: Array, new: Array) -> Array:
-    # Slices in turn rather than a scatter, whose order of additions is not
-    # fixed. Padding, column -1, has gradients of 0, which any tile may get.
+    # Slices are updated one after another instead of by a scatter, whose order
+    # of additions is not fixed. Padding, column -1, has gradients of 0, which
+    # may be added to any tile.
     for cols_C, new_BHS in zip(self.cols[j], new, strict=True):
       tiles = jnp.split(new_BHS, len(cols_C), 2)
       for col, tile_BHT in zip(cols_C, tiles, strict=True):
@@ -398,7 +414,7 @@ class PlanLoop(online_softmax.TileLoop):
     return x_BLH
 
   def _slice_group(self, i, x_BL):
-    """The queries of a group: [B, A T, ...]."""
+    """Returns the queries of a group: [B, A T, ...]."""
     num_queries = self.size * self.tile
     return lax.dynamic_slice_in_dim(
       x_BL,
@@ -408,8 +424,11 @@ class PlanLoop(online_softmax.TileLoop):
     )
 
   def _query_tiles(self, i, x_BLH):
-    """The tiles of a group [A, B, G, R T, ...]; one head is that of all."""
-    # The batch may be symbolic: it has no len().
+    """Returns the query tiles of a group, [A, B, G, R T, ...].
+
+    An array with a single head is shared by all heads.
+    """
+    # The batch size may be symbolic, so len() cannot be used.
     batch, _, heads = x_BLH.shape[:3]
     width = x_BLH.shape[3:]
 
@@ -427,10 +446,10 @@ class PlanLoop(online_softmax.TileLoop):
     return x_ABHT.reshape(by_key_head + width)
 
   def _key_tiles(self, cols_AC, x_BLH):
-    """Tiles of keys [A, B, G, C T, ...]; an arbitrary one for -1."""
+    """Returns tiles of keys [A, B, G, C T, ...]; -1 gives an arbitrary tile."""
 
-    # A gather: one operation, however many tiles. Concatenated slices are
-    # copied at a fifth of its rate by the CPU compiler of jax 0.10.2.
+    # A gather is a single operation for any number of tiles. The CPU compiler
+    # of jax 0.10.2 copies concatenated slices at only a fifth of its speed.
     take = functools.partial(self._key_tile, x_BLH)
     x_ACBTH = jax.vmap(jax.vmap(take))(cols_AC)
     x_ABHCT = jnp.moveaxis(x_ACBTH, (2, 4), (1, 2))
@@ -438,7 +457,7 @@ class PlanLoop(online_softmax.TileLoop):
     return x_ABHCT.reshape(by_key + x_BLH.shape[3:])
 
   def _key_tile(self, x_BLH, col):
-    """A tile of keys [B, T, G, ...]."""
+    """Returns a tile of keys, [B, T, G, ...]."""
     return lax.dynamic_slice_in_dim(
       x_BLH,
       col * self.num_keys,

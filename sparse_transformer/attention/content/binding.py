@@ -1,11 +1,11 @@
-"""The pairs of content-based patterns, for given arrays.
+"""Finds the pairs of content-based patterns for given queries and keys.
 
-A content-based pattern says how to find buckets of queries and keys. Given
-arrays, it is bound: its `contents` are replaced by sets of pairs, which are
-patterns over positions as others are, with arrays inside.
+A content-based pattern defines how to find buckets from queries and keys.
+Binding it to arrays replaces its `contents` by sets of pairs, which are
+patterns over positions like any others, but contain arrays.
 
-In all functions, `patterns` has one pattern per head, `directions` is as in
-`attention.attend`, and `bound` is what `bind` returns.
+In all functions, `patterns` contains one pattern per head, `directions` is as
+in `attention.attend`, and `bound` is the result of `bind`.
 """
 
 import collections
@@ -31,12 +31,12 @@ Directions = Mapping[Pattern, jax.Array]
 
 
 def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, contract.Heads]:
-  """The distinct content-based patterns, with their heads."""
+  """Returns the distinct patterns with content-based parts and their heads."""
   return group_heads([(p,) if p.contents() else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
-  """The static part of each head's pattern; () if no head has one."""
+  """Returns the static part of each head's pattern, or () if none has one."""
   has_static = any(pattern.split()[0] is not None for pattern in patterns)
   return tuple(p.static_part() for p in patterns if has_static)
 
@@ -47,11 +47,12 @@ def bind(
   keys: Keys,
   directions: Directions,
 ) -> tuple[Any, ...]:
-  """Finds the sets that make up the `contents` of each pattern.
+  """Finds the sets of pairs for the `contents` of each pattern.
 
   Args:
     patterns: one for each query head.
-    queries, keys: arrays at all positions, and their segments if there are any.
+    queries, keys: arrays at all positions, with their segments if there are
+      any.
     directions: as in `attend`.
 
   Returns:
@@ -77,7 +78,8 @@ def bind(
       if vectors is not None and np.shape(vectors)[-3] > 1:
         vectors = vectors[..., index, :, :]
 
-      # Rematerialization keeps them: found again, they could differ.
+      # Rematerialization saves the buckets, because they could differ if they
+      # were computed again.
       buckets = find_buckets(
         content, q_BLHK, k_BMGK, vectors, segments=segments
       )
@@ -99,15 +101,16 @@ def find_buckets(
 
   Args:
     content: the content-based pattern.
-    q_BLHK, k_BMGK: queries and keys of the heads that have it.
-    directions: [H or 1, directions, K]; None for those that it draws itself.
+    q_BLHK, k_BMGK: queries and keys of the heads with this pattern.
+    directions: [H or 1, directions, K]; None if the pattern draws its own.
     start: the position of the first query, when decoding.
-    segments: (of queries [B, L], of keys [B, M]); None for a single one.
+    segments: (segments of queries [B, L], segments of keys [B, M]), or None if
+      all positions are in one segment.
 
   Returns:
     int32 [B, H, n, buckets], see `Content.find_buckets`.
   """
-  # In float32: which bucket is nearest should not depend on the dtype.
+  # Buckets are computed in float32, so that they do not depend on the dtype.
   drawn = content.directions(q_BLHK.shape[-1])
   q, k, given = jax.tree.map(
     lambda x: lax.stop_gradient(jnp.asarray(x)),
@@ -132,17 +135,20 @@ def take_directions(
   width: int,
   lacks: Any = (),
 ) -> Directions:
-  """Returns what patterns are given; axis -3 is of heads, or 1 for all.
+  """Checks and returns the directions or blocks of patterns.
+
+  Their axis -3 is the axis of heads, or 1 if all heads share them.
 
   Args:
     patterns: one for each head.
     directions: as in `attend`.
-    batch, length: of the sequences.
+    batch, length: number of sequences, and of their positions.
     width: K.
-    lacks: the axis that blocks lack, of sequences or positions.
+    lacks: the axis of sequences or of positions, if blocks lack it; () if not.
 
   Raises:
-    ValueError: something is missing, wrong, or not taken.
+    ValueError: an array is missing, has a wrong shape, or is for a pattern that
+      does not use directions.
   """
   shapes = {}
   for pattern in patterns:
@@ -151,14 +157,15 @@ def take_directions(
       if shape:
         shapes[content] = shape
 
-  # The keys of a dict must be sortable for it to be a pytree.
+  # An OrderedDict can be a pytree even if its keys cannot be sorted, unlike a
+  # dict.
   taken = collections.OrderedDict(directions or {})
   for pattern in taken:
     if pattern not in shapes:
       raise ValueError(
         f"directions of {shorten(repr(pattern))}, which no head's pattern"
-        " takes; a key is a Pattern, not its text; directions are for"
-        f" {', '.join(map(shorten, shapes)) or 'none'}"
+        " takes; a key must be a Pattern, not its text; patterns that take"
+        f" directions: {', '.join(map(shorten, shapes)) or 'none'}"
       )
 
   for content, shape in shapes.items():
@@ -174,14 +181,14 @@ def take_directions(
     one_head = *shape[:-3], 1, *shape[-2:]
     if given is not None and np.shape(given) not in (shape, one_head):
       raise ValueError(
-        f"directions of {shorten(content)} must be {list(shape)}, or the same"
-        f" with 1 head, got {list(np.shape(given))}"
+        f"directions of {shorten(content)} must be {list(shape)}, or have 1"
+        f" instead of the number of heads, got {list(np.shape(given))}"
       )
   return taken
 
 
 def _of_heads(content, blocks, num_heads, lacks):
-  """Blocks [B, H, L, C] of query heads, from those of key heads, or of 1."""
+  """Expands blocks of KV heads, or of 1 head, to query heads: [B, H, L, C]."""
   dtype = getattr(blocks, "dtype", type(blocks).__name__)
   if dtype != jnp.int32:
     raise ValueError(
@@ -199,17 +206,17 @@ def prepare(
   directions: Directions,
   tile: int,
 ) -> tuple[Any, ...]:
-  """Finds the sets of all content-based patterns, and lays out their tiles.
+  """Finds the pairs of all content-based patterns, and lays out their tiles.
 
-  Apart from `plan_found`, since its results are arrays: both passes share them,
-  while plans are made in each.
+  This is separate from `plan_found`, because the results here are arrays that
+  the forward and the backward pass share, while each pass makes its own plans.
 
   Args:
     patterns, queries, keys, directions: as in `bind`.
-    tile: positions on a side of a tile, 0 to choose.
+    tile: positions on a side of a tile; 0 for the default.
 
   Returns:
-    (bound, tables): what `bind` returns, and the tables of each distinct set.
+    (bound, tables): the result of `bind`, and the tables of each set.
   """
   bound = bind(patterns, queries, keys, directions)
   tables = [found_tiles.lay_out(pairs, tile) for pairs in _sets(bound)]
@@ -219,8 +226,8 @@ def prepare(
 def plan_found(
   patterns: tuple[Pattern, ...], runtime_tables: tuple[Any, ...]
 ) -> contract.Plans:
-  """The plans of the disjoint parts that are not static, see `prepare`."""
-  # Parts that share a set share its tables.
+  """Returns the plans of all content-based parts, from `prepare`'s result."""
+  # Parts that use the same set share its tables.
   bound, tables = runtime_tables
   table_of = dict(zip(_sets(bound), tables, strict=True))
   by_pattern = with_content(patterns).items()
@@ -236,9 +243,10 @@ def plan_found(
 def count_scores(
   pattern: Pattern, request: contract.Request
 ) -> list[tuple[str, int, int]]:
-  """(backend, tile, scores per sequence and head) of content-based parts.
+  """Returns (backend, tile, scores per sequence and head) of each part.
 
-  Shapes are known before run time, whatever the content.
+  Only content-based parts are counted. Their shapes do not depend on the
+  content, so they are known before run time.
   """
   counts = []
   directions = {}
@@ -249,7 +257,7 @@ def count_scores(
     if shape:
       directions[content] = jnp.zeros(shape)
 
-  # Makes the plans of one head, and looks at them.
+  # Make the plans of one head, and inspect them.
   def count(q):
     queries = Queries(q)
     keys = Keys(q, q)
@@ -258,7 +266,7 @@ def count_scores(
       steps = plan.tables.steps(plan, queries, keys, request.platform)
       counts.append((steps.name, plan.tile, steps.scores))
 
-  # Shapes suffice: nothing is computed.
+  # Shapes are sufficient, so nothing is computed.
   one_head = request.batch or 1, request.length, 1, request.qk_width
   jax.eval_shape(count, jax.ShapeDtypeStruct(one_head, jnp.float32))
   return counts
@@ -267,9 +275,10 @@ def count_scores(
 def unions(
   pattern: Pattern, sets: Sequence[tuple[Pattern, ...]]
 ) -> dict[Pattern, Pattern]:
-  """{content: the union of its sets} for a pattern's `contents`.
+  """Returns {content: the union of its sets} for a pattern's `contents`.
 
-  A content may have several sets, such as one for each round of hashes.
+  A content-based pattern may have several sets, such as one for each round of
+  LSH.
   """
   unions = (functools.reduce(operator.or_, x) for x in sets)
   return dict(zip(pattern.contents(), unions, strict=True))
@@ -285,9 +294,12 @@ def find_pairs(
   k_BMGK: jax.Array,
   directions: Directions,
 ) -> jax.Array:
-  """The pairs of heads, bool [B, H, L, M]; B is 1 if all are static."""
+  """Returns the pairs of all heads, bool [B, H, L, M].
+
+  B is 1 if all patterns are static.
+  """
   queries = Queries(q_BLHK)
-  keys = Keys(k_BMGK, k_BMGK)  # values do not matter
+  keys = Keys(k_BMGK, k_BMGK)  # values are not used
   return realize(patterns, queries, keys, directions)
 
 
@@ -297,10 +309,11 @@ def realize(
   keys: Keys,
   directions: Directions,
 ) -> jax.Array:
-  """`find_pairs`, where queries may only have keys of their segments."""
+  """Does the same as `find_pairs`, but buckets respect segments."""
   bound = bind(patterns, queries, keys, directions)
 
-  # Each head gets a pattern of its own, with its own arrays inside.
+  # Each head gets its own bound pattern, which contains the arrays of this
+  # head.
   heads_bound = [pattern.support() for pattern in patterns]
   by_pattern = with_content(patterns).items()
   for (pattern, heads), sets in zip(by_pattern, bound, strict=True):
@@ -308,7 +321,7 @@ def realize(
       own = jax.tree.map(lambda x, i=i: x[:, i : i + 1], sets)
       heads_bound[head] = pattern.bind(unions(pattern, own))
 
-  # In the mask of a bound pattern, positions have axes of batch and heads.
+  # The mask of a bound pattern takes positions with axes of batch and heads.
   n = keys.k.shape[1]
   q_at = np.arange(n).reshape(1, 1, n, 1)
   k_at = q_at.swapaxes(2, 3)

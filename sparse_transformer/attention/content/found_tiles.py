@@ -1,8 +1,9 @@
-"""Runs sets of pairs whose tiles are found at run time, in plain XLA.
+"""Runs sets of pairs in plain XLA, in tiles that are found at run time.
 
-Tiles of queries are gathered by position, each with all its keys in one step.
-Shapes are known while the program is traced: only positions in the tables
-depend on content. What goes to the same place is added in a fixed order.
+Tiles of queries are gathered by position, and each tile meets all its keys in a
+single step. Shapes are known while the program is traced, because only the
+positions in the tables depend on the content. Results for the same position are
+added in a fixed order.
 
 Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
 tile; P places of all tiles; R places of a query.
@@ -24,7 +25,7 @@ from sparse_transformer.patterns import Pattern
 from sparse_transformer.patterns.content import Chosen, Near
 
 TILE = 64  # positions
-# Scores of a step, over all heads: on CPUs, they should stay in cache.
+# The most scores of a step, over all heads. On CPUs, they should fit in cache.
 CPU_SCORES = 75_000
 SCORES = 2**25
 
@@ -32,31 +33,31 @@ SCORES = 2**25
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class TileTables:
-  """The tables of one set of pairs: which positions are in which tile.
+  """The tables of one set of pairs, which say what each tile contains.
 
-  A query has R places, since it may be in several tiles, whose results are
-  merged by log-sum-exp.
+  A query may be in several tiles, so it has R places in all tiles. The results
+  at these places are merged by log-sum-exp.
   """
 
   queries: jax.Array  # int32 [B, H, V, T], positions, -1 for none
-  keys: jax.Array  # int32 [B, H, P], the same of keys, in whole tiles
-  # int32 [B, H, V], the tile of keys of each tile of queries, out of range for
-  # none; None where tile v has those from v to v + span - 1.
+  keys: jax.Array  # int32 [B, H, P], positions of keys, in whole tiles
+  # int32 [B, H, V], the key tile of each query tile, out of range for none.
+  # None if query tile v meets the key tiles from v to v + span - 1.
   blocks: jax.Array | None
-  # int32 [B, H, L, R], the places of each query, V * T for none, which is
-  # padding or out of range.
+  # int32 [B, H, L, R], the places of each query in all tiles. V * T stands for
+  # no place; it is padding or out of range.
   places: jax.Array
   span: int = dataclasses.field(default=1, metadata=contract.STATIC)
-  # Tiles of keys, if `blocks` are given.
+  # The number of key tiles, if `blocks` is given.
   num_blocks: int = dataclasses.field(default=0, metadata=contract.STATIC)
 
   @property
   def steps(self) -> type["_Steps"]:
-    """The class of the steps of a plan with these tables."""
+    """The class that runs the steps of a plan with these tables."""
     return _Windows if self.blocks is None else _Blocks
 
 
-# Here, since patterns load no JAX.
+# These classes are registered here, because `patterns` does not import JAX.
 jax.tree_util.register_dataclass(
   Near, ["order", "as_query", "as_key"], ["window", "reach"]
 )
@@ -64,7 +65,10 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 
 
 def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
-  """The tables of a set; `tile` positions on a side, 0 for the default."""
+  """Returns the tables of a set of pairs.
+
+  `tile` is the number of positions on a side; 0 for the default.
+  """
   tile = tile or TILE
   if isinstance(pairs, Near):
     n = pairs.order.shape[2]
@@ -74,23 +78,24 @@ def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
 
 
 def _lay_out_near(pairs, tile):
-  """Lays out tiles in the order of the set, in which near keys are neighbors.
+  """Lays out tiles in the order of the set, which places keys near queries.
 
-  Each tile of queries has the keys of its own tile and of some before: as many
-  as the set's `reach`, in positions, may extend over.
+  Each tile of queries meets the keys of the same tile and of the tiles before
+  it that are within the set's `reach`.
   """
   batch, num_heads, n = pairs.order.shape
   num_tiles = -(-n // tile)
   span = min(1 + -(-pairs.reach // tile), num_tiles)
 
-  # The keys of the first tile of queries begin before the first position.
+  # Padding comes first, because the keys of the first query tiles would begin
+  # before the first position.
   behind = (span - 1) * tile
   keys = _pad_tiles(pairs.order, behind, num_tiles * tile - n, -1)
   queries = keys[..., behind:]
 
   at = jnp.arange(n, dtype=jnp.int32)
 
-  # The order is a permutation: its inverse says where each query is.
+  # The inverse of the order is the place of each query.
   def invert(order):
     return jnp.zeros_like(at).at[order].set(at)
 
@@ -105,10 +110,10 @@ def _lay_out_near(pairs, tile):
 
 
 def _lay_out_chosen(pairs, tile):
-  """Lays out tiles of the queries that chose the same block of keys.
+  """Lays out tiles of queries that chose the same block of keys.
 
-  A query is in one tile for each block that it chose, with all keys of the
-  block; a block that few chose has a tile that is mostly padding.
+  A query is in one tile for each block that it chose, and meets all keys of the
+  block there. If few queries chose a block, its tile is mostly padding.
   """
   batch, num_heads, n, num_choices = pairs.blocks.shape
   size = min(pairs.size, n)
@@ -140,14 +145,14 @@ def _lay_out_chosen(pairs, tile):
 def plan_part(
   part: Pattern, tables_of: Mapping[Pattern, TileTables]
 ) -> contract.Plan:
-  """The plan of a bound part, from the tables of each set.
+  """Returns the plan of a bound part, from the tables of each set.
 
-  A part is a set, or one that other patterns restrict: its tiles are those of
-  the set, and the rest is a mask.
+  A part is a set of pairs, which other patterns may restrict. The plan uses the
+  tiles of the set; the restrictions become a mask.
   """
 
   def find(part):
-    """(the set, the mask applied within its tiles)."""
+    """Returns (the set, the mask that is applied within its tiles)."""
     if isinstance(part, Near | Chosen):
       return part, part.within_tiles()
     pairs, left = find(part.left)
@@ -164,7 +169,7 @@ def plan_part(
 
 @dataclasses.dataclass(frozen=True)
 class FoundTiles:
-  """Runs plans whose tables are found at run time, a `contract.Runner`."""
+  """A `contract.Runner` of plans whose tables are found at run time."""
 
   platform: str
 
@@ -182,17 +187,17 @@ class FoundTiles:
 
 
 def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
-  """Divides tiles into steps of equal size, the last of which may be padded.
+  """Divides tiles into steps of equal size, of which the last may be padded.
 
   Args:
-    num_tiles: tiles of a sequence.
-    batch: number of sequences. A symbolic one, as `jax.export` may have, counts
-      as 1.
-    scores: scores of a tile, in one sequence.
-    limit: the most scores of a step, unless one tile has more.
+    num_tiles: number of tiles of a sequence.
+    batch: number of sequences. A symbolic batch size, as in `jax.export`,
+      counts as 1.
+    scores: number of scores of a tile, in one sequence.
+    limit: the most scores of a step, unless a single tile has more.
 
   Returns:
-    (steps, tiles of a step).
+    (number of steps, number of tiles in a step).
   """
   if isinstance(batch, int):
     scores *= batch
@@ -202,15 +207,16 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
 
 
 class _Steps(online_softmax.TileLoop):
-  """Tables, cut into steps of A tiles of queries each, with all their keys.
+  """The loop over tables, in steps of A query tiles with all their keys.
 
-  Arrays of keys are arranged by `at` once. Those of queries are gathered step
-  by step: a query may have several places.
+  Arrays of keys are arranged by `at` once. Arrays of queries are gathered in
+  each step, because a query may have several places.
   """
 
   name = "gathered"
   single = True
-  at: jax.Array  # [B, H, ...], positions in the order of keys, -1 for none
+  # [B, H, ...], positions of keys as they are arranged, -1 for none
+  at: jax.Array
 
   def __init__(self, plan, queries, keys, platform, num_keys):
     self.pattern = plan.pattern
@@ -221,7 +227,8 @@ class _Steps(online_softmax.TileLoop):
 
     batch, num_heads, num_tiles, self.tile = self.tables.queries.shape
     scores_of_tile = self.tile * num_keys
-    self.scores = num_tiles * scores_of_tile  # per sequence and head
+    # number of scores per sequence and head
+    self.scores = num_tiles * scores_of_tile
     self.num, self.size = cut(
       num_tiles,
       batch,
@@ -229,13 +236,13 @@ class _Steps(online_softmax.TileLoop):
       limit=CPU_SCORES if platform == "cpu" else SCORES,
     )
 
-    # Tiles without queries fill the last step.
+    # The last step is padded with tiles without queries.
     self.missing = self.num * self.size - num_tiles
     self.rows = _pad_tiles(self.tables.queries, 0, self.missing, -1)
 
   @abc.abstractmethod
   def take(self, i, x):
-    """x, in the order of keys, for the tiles of a step: [B, H, A, S, ...]."""
+    """Takes the keys of a step's tiles from x: [B, H, A, S, ...]."""
 
   def arrange_keys(self, arrays):
     return _rows(self.at, arrays)
@@ -244,13 +251,13 @@ class _Steps(online_softmax.TileLoop):
     return _sum_places(self.tables.places, arrays)
 
   def sum_group(self, x_BLHK):
-    """Gradients of key heads [B, L, G, K], from each query head's."""
+    """Sums gradients over the query heads of each KV head: [B, L, G, K]."""
     batch, n, num_heads, width = x_BLHK.shape
     num_key_heads = num_heads // self.group
     return x_BLHK.reshape(batch, n, num_key_heads, -1, width).sum(3)
 
   def merge(self, out_BHVTE, lse_BHVT):
-    """(out_BLHE, lse_BLH): the results at the places of each query, merged."""
+    """Merges the results at the places of each query: (out_BLHE, lse_BLH)."""
 
     def merge_head(out_VTE, lse_VT, places_LR):
       outs = _at_places(out_VTE, places_LR, 0)
@@ -280,17 +287,17 @@ class _Steps(online_softmax.TileLoop):
     return lax.dynamic_update_slice_in_dim(x_BHVT, new_BHAT, first, 2)
 
   def _now(self, x_BHV, i, more=0):
-    """The tiles of a step, and `more` after them."""
+    """Returns the tiles of step i, and `more` tiles after them."""
     first = i * self.size
     return lax.dynamic_slice_in_dim(x_BHV, first, self.size + more, 2)
 
 
 class _Windows(_Steps):
-  """Steps in which each tile of queries has the keys of a window."""
+  """Steps in which each tile of queries meets a window of keys."""
 
   def __init__(self, plan, queries, keys, platform):
     self.span = plan.tables.span
-    self.behind = self.span - 1  # tiles
+    self.behind = self.span - 1  # in tiles
     num_keys = self.span * plan.tile
     super().__init__(plan, queries, keys, platform, num_keys)
     at = self.tables.keys
@@ -299,13 +306,15 @@ class _Windows(_Steps):
     self.at = _pad_tiles(at, 0, self.missing, -1)
 
   def take(self, i, x_BHVT):
-    # Neighboring tiles share keys: each is read once, and copied `span` times.
+    # The windows of neighboring tiles share keys. Each key tile is read once,
+    # and copied `span` times.
     tiles = self._now(x_BHVT, i, self.behind)
     windows = [tiles[:, :, c : c + self.size] for c in range(self.span)]
     return jnp.concatenate(windows, 3)
 
   def add(self, i, j, x_BHVT, new_BHAS):
-    # The transpose of `take`: what a tile gave to several windows is added up.
+    # This is the transpose of `take`: it adds up the gradients of a key tile
+    # from all windows that contain it.
     tiles = self._now(x_BHVT, i, self.behind)
     for c, new in enumerate(jnp.split(new_BHAS, self.span, 3)):
       tiles = tiles + _pad_tiles(new, c, self.behind - c)
@@ -318,7 +327,7 @@ class _Windows(_Steps):
 
 
 class _Blocks(_Steps):
-  """Steps in which each tile of queries has one block of keys."""
+  """Steps in which each tile of queries meets one block of keys."""
 
   def __init__(self, plan, queries, keys, platform):
     """Splits the keys into blocks, and pads the tiles to whole steps."""
@@ -329,8 +338,8 @@ class _Blocks(_Steps):
     super().__init__(plan, queries, keys, platform, size)
     # The positions of the keys of each block.
     self.at = at.reshape(batch, num_heads, self.num_blocks, size)
-    # The block of each tile. Padding has the number after the last: `take`
-    # clips it to a block, and `add` drops what goes there.
+    # The block of each tile. Padding gets the index after the last block, which
+    # `take` clips, and whose gradients `add` drops.
     self.blocks = _pad_tiles(
       self.tables.blocks,
       before=0,
@@ -349,8 +358,8 @@ class _Blocks(_Steps):
   def add(self, i, j, x_BHM, new_BHAS):
     at = self._now(self.blocks, i)
 
-    # A CPU adds values for the same place one after another, in a fixed order.
-    # Other platforms may not, unless places are unique.
+    # A scatter on a CPU adds values for the same index one after another, in a
+    # fixed order. Other platforms may use any order, unless indices are unique.
     is_unique = self.platform != "cpu"
     if is_unique:
       at, new_BHAS = self._sum_runs(at, new_BHAS)
@@ -361,9 +370,10 @@ class _Blocks(_Steps):
     return _for_heads(add_head)(x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
-    """Each block once, with the sum over all its tiles in a step."""
-    # The tiles of a block are neighbors. Sums of the last 1, 2, 4, ... tiles
-    # end up at the last one, and all others nowhere.
+    """Sums the tiles of each block in a step, so that blocks are unique."""
+    # The tiles of a block are adjacent. Sums over the last 1, 2, 4, ... tiles
+    # are computed in turn, so that the last tile of a block gets the sum over
+    # all. The other tiles are then dropped.
     length = 1
     while length < self.size:
       later_at = at[..., length:]
@@ -382,8 +392,8 @@ class _Blocks(_Steps):
       fill=True,
     )
 
-    # Places past the end are dropped; different ones, since all are promised to
-    # be unique.
+    # Indices past the end are dropped. They must differ from each other,
+    # because all indices are declared to be unique.
     is_block = at < self.num_blocks
     number = jnp.arange(self.size, dtype=at.dtype)
     nowhere = self.num_blocks + number[None, None]
@@ -401,19 +411,22 @@ class _Blocks(_Steps):
 
 
 def _pad_tiles(x_BHV, before, after=0, fill=0):
-  """x, with more tiles that are filled with a number."""
+  """Pads x with tiles before and after, which are filled with a number."""
   other_axes = [(0, 0)] * (x_BHV.ndim - 3)
   pads = [(0, 0), (0, 0), (before, after), *other_axes]
   return jnp.pad(x_BHV, pads, constant_values=fill)
 
 
 def _for_heads(function):
-  """A function for each sequence and head, the first two axes of arrays."""
+  """Maps a function over sequences and heads, the first two axes of arrays."""
   return jax.vmap(jax.vmap(function))
 
 
 def _rows(at, arrays):
-  """Rows [B, H, ..., K] of [B, L, G, K] at [B, H, ...], arbitrary for -1."""
+  """Gathers rows [B, H, ..., K] of arrays [B, L, G, K] at [B, H, ...].
+
+  Rows at -1 are arbitrary.
+  """
   num_heads = at.shape[1]
 
   def take(x_LK, at):
@@ -429,7 +442,7 @@ def _rows(at, arrays):
 
 
 def _sum_places(places_BHLR, arrays):
-  """[B, L, H, K]: sums of [B, H, V, T, K] over the places of each position."""
+  """Sums [B, H, V, T, K] over the places of each position: [B, L, H, K]."""
 
   def sum_head(x_VTK, places_LR):
     rows = _at_places(x_VTK, places_LR, 0)
@@ -440,7 +453,10 @@ def _sum_places(places_BHLR, arrays):
 
 
 def _at_places(x_VT, places_LR, fill):
-  """For the first place of each position, the second, ...: rows, or `fill`."""
+  """Lists the rows at the first, second, ... place of each position.
+
+  A position without such a place gets `fill`.
+  """
   num_places = x_VT.shape[0] * x_VT.shape[1]
   x_P = x_VT.reshape((num_places,) + x_VT.shape[2:])
   return [

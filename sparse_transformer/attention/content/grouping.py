@@ -1,6 +1,6 @@
-"""Groups numbers by label, in whole tiles, with shapes known at trace time.
+"""Groups entries by label into whole tiles, with shapes known when tracing.
 
-Axes: N rows, each grouped separately, E entries of a row, V tiles.
+Axes: N rows, each of which is grouped separately, E entries of a row, V tiles.
 """
 
 import functools
@@ -9,27 +9,30 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-LIMIT = 2**31  # of numbers in 32 bits
+LIMIT = 2**31  # integers must be smaller, to fit in 32 bits
 
 
 class Groups(NamedTuple):
-  """Entries in the order of their labels, each label in separate tiles."""
+  """Entries sorted by label, so that no tile contains two labels."""
 
-  # int32 [N, V, tile], the entries in each tile, in their own order, then -1.
+  # int32 [N, V, tile], the entries in each tile, in increasing order, padded
+  # with -1.
   entries: jax.Array
-  # int32 [N, V], the label of each tile; `num` for the last, without entries.
+  # int32 [N, V], the label of each tile; `num` for unused tiles at the end.
   labels: jax.Array
-  # int32 [N, E], each entry's place of V * tile; V * tile if it is left out.
+  # int32 [N, E], the place of each entry in all V * tile places of its row; V *
+  # tile if the entry is omitted.
   slots: jax.Array
 
 
 def group_by_label(labels_NE: jax.Array, num: int, tile: int) -> Groups:
-  """Groups the entries of each row by label, in tiles of one label each.
+  """Groups the entries of each row by label, into tiles of a single label.
 
   Args:
-    labels_NE: integers from 0 to `num`; label `num` leaves an entry out.
+    labels_NE: integers [rows, entries] from 0 to `num`. Entries with label
+      `num` are omitted.
     num: number of labels.
-    tile: entries in a tile.
+    tile: number of entries in a tile.
 
   >>> groups = group_by_label(jnp.array([[1, 0, 1, 1]]), num=2, tile=2)
   >>> groups.entries.tolist(), groups.labels.tolist(), groups.slots.tolist()
@@ -40,13 +43,13 @@ def group_by_label(labels_NE: jax.Array, num: int, tile: int) -> Groups:
 
 
 def _group_row(labels_E, num, tile):
-  """`Groups` of one row, without the axis N."""
+  """Returns the `Groups` of one row, without the axis N."""
   size = len(labels_E)
   num_tiles = most_tiles(size, num, tile)
   sorted_E, order_E = _sort(labels_E, num)
 
-  # The sorted entries with label c are those from first[c] to last[c] - 1, and
-  # fill the tiles from start[c] to end[c] - 1.
+  # Label c has the sorted entries from first[c] to last[c] - 1. They fill the
+  # tiles from start[c] to end[c] - 1.
   bounds = _search(sorted_E, jnp.arange(num + 1), "left")
   first = bounds[:-1]
   last = bounds[1:]
@@ -54,7 +57,7 @@ def _group_row(labels_E, num, tile):
   end = jnp.cumsum(count, dtype=jnp.int32)
   start = end - count
 
-  # What is in each tile.
+  # Find the entries in each tile.
   tiles_V = jnp.arange(num_tiles, dtype=jnp.int32)
   labels_V = _search(end, tiles_V, "right")
   tile_of_label_V = tiles_V - _at(start, labels_V)
@@ -62,7 +65,7 @@ def _group_row(labels_E, num, tile):
   rank_VT = rank_V[:, None] + jnp.arange(tile, dtype=jnp.int32)[None]
   stop_V = _at(last, labels_V)
   is_entry_VT = rank_VT < stop_V[:, None]
-  # Tiles behind those of the last label are empty.
+  # Tiles after the tiles of the last label are empty.
   is_entry_VT &= (labels_V < num)[:, None]
   entries_VT = jnp.where(
     is_entry_VT,
@@ -70,7 +73,7 @@ def _group_row(labels_E, num, tile):
     -1,
   )
 
-  # Where each entry is: its tile, and its place among those of its label.
+  # Find the place of each entry, from its index among the entries of its label.
   number_E = jnp.arange(size, dtype=jnp.int32)
   number_E = number_E - _at(first, sorted_E)
   slots_E = number_E + _at(start, sorted_E) * tile
@@ -95,22 +98,23 @@ def _group_row(labels_E, num, tile):
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:
-  """The most tiles that `size` entries with `num` labels can fill.
+  """Returns the most tiles that `size` entries with `num` labels can use.
 
-  Shapes depend on it, so it must hold for all labels.
+  Shapes depend on this number, so it must be sufficient for any labels.
   """
-  # As many labels as possible have one entry more than full tiles.
+  # The worst case is that as many labels as possible have one entry more than
+  # fills their tiles.
   used = min(num, size)
   return used + (size - used) // tile
 
 
 def _sort(labels_E, num):
-  """(the sorted labels, the entries in this order)."""
+  """Returns (sorted labels, entries in this order)."""
   size = len(labels_E)
   if (num + 1) * size > LIMIT:
     order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
     return labels_E[order_E], order_E
-  # Several times faster: sorts a single operand.
+  # Sorting a single array of combined integers is several times faster.
   ids = jnp.sort(labels_E * size + jnp.arange(size, dtype=jnp.int32))
   return ids // size, ids % size
 
@@ -120,5 +124,5 @@ def _search(sorted_E, values, side):
 
 
 def _at(table, places):
-  """Values of a table; places past its end get the last one."""
+  """Looks up a table; indices past its end get the last value."""
   return jnp.take(table, places, mode="clip")

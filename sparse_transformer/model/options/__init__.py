@@ -1,4 +1,4 @@
-"""What networks can have besides the paper's: options, each in its own file."""
+"""Options that extend the paper's network, each in its own file."""
 
 import functools
 from typing import Any
@@ -16,8 +16,9 @@ from sparse_transformer.model.options.rotary import Rotary
 from sparse_transformer.model.options.sinks import Sinks
 from sparse_transformer.model.options.starts import Starts
 
-# The network calls their hooks in this order, and names none of them. To take
-# one out, delete its file, its import and its line here.
+# The network calls the hooks of these options in this order, and refers to no
+# option by name. To remove an option, delete its file, its import and its line
+# here.
 ALL: tuple[type[Option], ...] = (
   Directions,
   LearnedSpans,
@@ -35,24 +36,24 @@ for _option in ALL:
 
 @functools.lru_cache(maxsize=64)
 def of(config: Config) -> tuple[Option, ...]:
-  """Returns the options that a network has."""
+  """Returns the options that a network uses."""
   options = [kind(config) for kind in ALL]
   return tuple(option for option in options if option.is_used)
 
 
 def project(params: dict) -> dict:
-  """Moves parameters into their bounds after an update."""
+  """Clips parameters to their bounds after an update."""
   for kind in ALL:
     params = kind.project(params)
   return params
 
 
 def arrays(config: Config, params: dict) -> dict[str, Any]:
-  """Returns what the options of a network have in each layer.
+  """Returns the arrays of all options, stacked by layer.
 
   Args:
-    config: of the network.
-    params: its parameters, nested dicts.
+    config: config of the network.
+    params: parameters of the network, as nested dicts.
 
   Returns:
     {name: a pytree of arrays with a first axis of layers}.
@@ -64,16 +65,16 @@ def arrays(config: Config, params: dict) -> dict[str, Any]:
 
 
 def prepare(config: Config, layer: Layer, inputs: Inputs) -> Inputs:
-  """Applies the options to the inputs of attention, in turn."""
+  """Applies all options, one after another, to the inputs of attention."""
   for option in of(config):
     inputs = option.inputs(layer, inputs)
   return inputs
 
 
 def measure(config: Config, layer: Layer, inputs: Inputs) -> dict[str, Any]:
-  """Measures the inputs of attention in a layer: scalars are auxiliary losses.
+  """Measures the inputs of attention in a layer, by all options.
 
-  No two options measure something of the same name.
+  Scalars are auxiliary losses. No two options may use the same name.
   """
   measured: dict[str, Any] = {}
   for option in of(config):

@@ -1,4 +1,4 @@
-"""What content-based patterns need: directions, and keys that are queries."""
+"""Inputs of content-based patterns: directions, and keys that are queries."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from sparse_transformer.patterns import Content, Known
 
 
 class Directions(Option):
-  """Random directions, centroids, and keys that are queries."""
+  """Provides random directions, centroids, and keys that are queries."""
 
   stacked = ("centroids",)
   losses = dict(codebook=0.01)
@@ -35,18 +35,20 @@ class Directions(Option):
     return bool(self._contents)
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Draws centroids [layers, heads, clusters, K], of about unit length.
+    """Draws centroids [layers, heads, clusters, K] of about unit length.
 
-    Patterns with equally many clusters share them.
+    Patterns with the same number of clusters share their centroids.
     """
     config = self.config
     rng = rngs.params()
 
-    # Named by their number: a pattern with another window reads them too.
+    # Centroids are named by their number, so that a pattern with a different
+    # window can load them too.
     centroids = {}
     for content in self._contents:
       num = content.num_directions
-      # Drawn by number, not in turn: other patterns change nothing.
+      # The random numbers depend only on the number of centroids, so they do
+      # not change if other patterns are added.
       if content.is_learned:
         centroids[str(num)] = jax.random.normal(
           jax.random.fold_in(rng, num),
@@ -72,7 +74,8 @@ class Directions(Option):
     return jnp.stack([content.directions(width, layer) for layer in layers])
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    # Those of the layer's own patterns: attention takes no others.
+    # Only directions of the layer's own patterns are passed, because attention
+    # rejects others.
     directions = {}
     for content in self._contents:
       if any(content in pattern.contents() for pattern in layer.patterns):
@@ -88,13 +91,14 @@ class Directions(Option):
     """Measures how far centroids are from the queries of their clusters.
 
     `codebook` is the mean of 1 minus the cosine between a query and the
-    centroid of its cluster. Only centroids get a gradient: they move to the
-    queries.
+    centroid of its cluster. Its gradient reaches only the centroids, so they
+    move toward the queries.
     """
-    # As in attention, so that they find the same buckets.
+    # Queries are converted as in attention, so that they are in the same
+    # buckets.
     q_BLHK = lax.stop_gradient(inputs.q_BLHK).astype(jnp.float32)
 
-    # Heads with one pattern are measured together.
+    # Heads with the same pattern are measured together.
     losses = []
     by_pattern = group_heads([(pattern,) for pattern in layer.patterns])
     for pattern, heads in by_pattern.items():
@@ -112,7 +116,7 @@ class Directions(Option):
 
 
 def _share_queries(patterns, q_BLHK, k_BLHK):
-  """Replaces keys by queries at unit length, in heads whose patterns say so.
+  """Replaces keys by queries at unit length, in heads whose patterns need it.
 
   Source: Kitaev et al. 2020, arXiv 2001.04451.
   """
@@ -127,7 +131,8 @@ def _share_queries(patterns, q_BLHK, k_BLHK):
 
 def _codebook(content, q_BLHK, centroids_HCK):
   """Returns the loss of each head, 1 minus the mean cosine."""
-  # As in attention, so that the compiler finds them once.
+  # The buckets are computed as in attention, so that the compiler computes them
+  # only once.
   constant_HCK = lax.stop_gradient(centroids_HCK)
   known = Known(
     q_BLHK=q_BLHK,
@@ -137,13 +142,15 @@ def _codebook(content, q_BLHK, centroids_HCK):
   buckets_BHL1 = content.find_buckets(known)
   clusters_BHL = buckets_BHL1[..., 0]
 
-  # Sums by cluster, not centroids by position: their gradient needs no
-  # scatter, whose order of additions GPUs do not fix.
+  # Queries are summed by cluster, instead of looking up a centroid for each
+  # position. The gradient of a lookup is a scatter, whose order of additions is
+  # not fixed on GPUs.
   is_in_BHLC = jax.nn.one_hot(clusters_BHL, content.num_directions)
   sums_HCK = jnp.einsum("bhlc,blhk->hck", is_in_BHLC, _unit(q_BLHK))
   sums_HCK = checkpoint_name(sums_HCK, NOT_RECOMPUTED)
 
-  # The products with one sum are the sum of the products with its queries.
+  # The product of a centroid with the sum of queries is the sum of its products
+  # with each query.
   cosines_H = (sums_HCK * _unit(centroids_HCK)).sum((1, 2))
   batch, length = q_BLHK.shape[:2]
   return 1 - cosines_H / (batch * length)

@@ -1,10 +1,12 @@
-"""A mixture of experts: each position passes through the few MLPs it chooses.
+"""A mixture of experts: each position passes through a few chosen MLPs.
 
-Every choice is computed, so what a position gets depends on that one alone.
+Experts have no capacity limit: every choice is computed, so the result of a
+position depends on no other position.
 
-S = positions of all sequences, K = choices of each, E = experts, D and F =
-widths outside and inside of them. V tiles of T places hold choices by expert,
-and run in turn, which fixes the order in which gradients are summed.
+Axes: S = positions of all sequences, K = choices of each position, E = experts,
+D and F = widths outside and inside of experts. Choices are grouped by expert
+into V tiles of T places. Tiles run one after another, which fixes the order in
+which gradients are summed.
 """
 
 import functools
@@ -33,9 +35,10 @@ PER_TOKEN = 2  # experts that each position passes through
 
 
 class Experts(Option):
-  """`model.experts`: every second block has a mixture in place of its MLP."""
+  """`model.experts`: every second block has a mixture instead of its MLP."""
 
-  stacked = ("experts_in", "experts_out")  # by expert, within stacks of blocks
+  # stacked by expert, within stacks of blocks
+  stacked = ("experts_in", "experts_out")
   losses = dict(load_balance=0.01, router_z=0.001)
 
   @property
@@ -46,7 +49,7 @@ class Experts(Option):
     return ExpertBlock if layer % 2 else kind
 
   def num_active(self, path: tuple[Any, ...], size: int) -> int:
-    # A position uses the weights of the experts that it chooses, and no others.
+    # A position uses only the weights of the experts that it chooses.
     names = {key.key for key in path}
     if names.isdisjoint(("experts_in", "experts_out")):
       return size
@@ -54,9 +57,10 @@ class Experts(Option):
 
 
 class ExpertBlock(ResidualBlock):
-  """A residual block with experts, stacked MLPs, in place of its MLP.
+  """A residual block with experts, which are stacked MLPs, instead of an MLP.
 
-  A router, a linear layer in float32, chooses some for each position.
+  A router, which is a linear layer in float32, chooses experts for each
+  position.
   """
 
   stack = "expert_blocks"
@@ -71,13 +75,14 @@ class ExpertBlock(ResidualBlock):
       kernel_init=weight_init(config.width),
       rngs=rngs,
     )
-    # Each expert is an MLP with random numbers of its own.
+    # Each expert is an MLP that is drawn with its own random numbers.
     split = nnx.split_rngs(splits=config.experts)
     make = split(nnx.vmap(functools.partial(make_mlp, config)))
     self.experts_in, self.experts_out = make(rngs)
 
   def _enter_mlp(self, y_BLD):
-    # The first product needs the choice of experts.
+    # Nothing is computed yet, because the first product needs the choice of
+    # experts.
     return y_BLD
 
   def _leave_mlp(self, y_BLD, rng):
@@ -107,14 +112,15 @@ def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
   """Chooses the `num` most probable experts of each position.
 
   Args:
-    logits_BLE: of the router, float32.
-    num: K, how many experts a position passes through.
+    logits_BLE: logits of the router, float32.
+    num: K, the number of experts that a position passes through.
 
   Returns:
-    (their numbers [B, L, num], the factors of their outputs [B, L, num]).
+    (indices of experts [B, L, num], factors of their outputs [B, L, num]).
   """
-  # Probabilities among all experts: among the chosen ones, a single one would
-  # have no gradient.
+  # Factors are probabilities among all experts. If they were normalized over
+  # the chosen experts, a single choice would always get 1, and have no
+  # gradient.
   p_BLE = jax.nn.softmax(logits_BLE)
   _, chosen_BLK = lax.top_k(lax.stop_gradient(p_BLE), num)
   chosen_BLK = checkpoint_name(chosen_BLK, NOT_RECOMPUTED)
@@ -122,7 +128,7 @@ def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
 
 
 def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
-  """Measures auxiliary losses of a router, and how it uses the experts.
+  """Computes auxiliary losses of a router, and the load of each expert.
 
   Returns:
     `load_balance`, E times the sum over experts of their share of the choices
@@ -134,7 +140,8 @@ def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
   num_experts = logits_BLE.shape[-1]
   mean_p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
 
-  # Choices have no gradient: only the probabilities balance the load.
+  # Choices have no gradient, so the loss balances the load through
+  # probabilities only.
   is_chosen_BLKE = jax.nn.one_hot(chosen_BLK, num_experts)
   load_E = num_experts * is_chosen_BLKE.mean((0, 1, 2))
   z_BL = jax.nn.logsumexp(logits_BLE, axis=-1)
@@ -158,15 +165,15 @@ def mix(
 
   Args:
     x_BLD: the input of all experts, in the dtype of products.
-    chosen_BLK: int32, numbers of experts.
-    factors_BLK: float32, of their outputs.
-    weights: of all experts.
+    chosen_BLK: indices of the chosen experts, int32.
+    factors_BLK: factors of their outputs, float32.
+    weights: weights of all experts.
   """
   if sharding.size(sharding.AXES) == 1:
     return _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
 
   def mix_part(weights, x_BLD, chosen_BLK, factors_BLK):
-    is_first = lax.axis_index("tensor") == 0  # only one adds the bias
+    is_first = lax.axis_index("tensor") == 0  # only one device adds the bias
     bias_out = jnp.where(is_first, weights.bias_out, 0)
     weights = weights._replace(bias_out=bias_out)
     part_BLD = _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK)
@@ -183,15 +190,15 @@ def mix(
     mix_part,
     in_specs=(Weights(**specs), positions, positions, positions),
     out_specs=positions,
-    # This check would reject the loops of `_mix_positions`: their results start
-    # as zeros, which are the same on all devices, and then differ.
+    # The check would reject the loops of `_mix_positions`, because their
+    # results start as zeros, which are equal on all devices, and then differ.
     check_vma=False,
   )(weights, x_BLD, chosen_BLK, factors_BLK)
 
 
 def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
-  """Mixes on one device."""
-  # The choices of all positions, sorted by expert into tiles.
+  """Mixes the positions of one device."""
+  # Sort the choices of all positions by expert into tiles.
   num_experts = len(weights.kernel_in)
   tile = _tile(chosen_BLK.size, num_experts)
   chosen_1N = chosen_BLK.reshape(1, -1)
@@ -206,10 +213,10 @@ def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
 
 
 def _tile(num_choices, num_experts):
-  """Returns the places of a tile, a power of two.
+  """Returns the number of places in a tile, a power of two.
 
-  Each expert has about four tiles: larger ones waste more places, smaller ones
-  read weights more often.
+  Each expert gets about four tiles. Larger tiles would waste more places, and
+  smaller tiles would read weights more often.
   """
   mean = max(1, num_choices // (4 * num_experts))
   power = 1 << (mean.bit_length() - 1)
@@ -218,14 +225,15 @@ def _tile(num_choices, num_experts):
 
 @jax.custom_vjp
 def _mix_groups(x_SD, factors_SK, groups, weights):
-  """Mixes flat arrays, with the choices S * K + k in groups."""
+  """Mixes flat arrays; entry s * K + k of the groups is choice k of s."""
   return _forward(x_SD, factors_SK, groups, weights)[0]
 
 
 def _forward(x_SD, factors_SK, groups, weights):
-  """Returns the sums, and what the backward pass needs.
+  """Returns the sums, and the arrays that the backward pass needs.
 
-  Only the inner h of the first product is kept; the rest is recomputed.
+  Of the intermediate results, only the first product h is stored; the others
+  are recomputed.
   """
   tokens_VT, factors_VT = _fill(factors_SK, groups)
   rounded, num_filled = _prepare(weights, groups, x_SD.dtype)
@@ -242,7 +250,7 @@ def _forward(x_SD, factors_SK, groups, weights):
     y_TD *= factors_VT[v][:, None]
     return _put(results, v, (y_TD, h_TF))
 
-  # Empty tiles, which are last, are not run: their rows stay zero.
+  # Empty tiles come last and are not run, so their rows stay zero.
   _, d, f = weights.kernel_in.shape
   results = (
     jnp.zeros((*tokens_VT.shape, d), jnp.float32),
@@ -254,10 +262,10 @@ def _forward(x_SD, factors_SK, groups, weights):
 
 
 def _backward(saved, dout_SD):
-  """Returns the gradients, None for the groups, which are integers.
+  """Returns the gradients; None for the groups, which are integers.
 
-  Tiles run in turn, so that the gradients of an expert are summed in a fixed
-  order.
+  Tiles run one after another, so that the gradients of an expert are summed in
+  a fixed order.
   """
   x_SD, factors_SK, groups, weights, h_VTF = saved
   dtype = x_SD.dtype
@@ -290,7 +298,7 @@ def _backward(saved, dout_SD):
       kernel_out=_product(a_TF.T, dy_TD.astype(dtype)),
       bias_out=dy_TD.sum(0),
     )
-    # Neighboring tiles of one expert add to the same weights.
+    # Tiles of the same expert add to the same weights.
     grads = jax.tree.map(lambda g, x: g.at[label].add(x), grads, new)
     return _put(results, v, (dx_TD, dfactors_T)), grads
 
@@ -313,7 +321,7 @@ _mix_groups.defvjp(_forward, _backward)
 def _fill(factors_SK, groups):
   """Returns the positions in the tiles, and their factors.
 
-  Empty places have position 0 and the factor 0.
+  Empty places get position 0 and factor 0.
   """
   entries_VT = jnp.maximum(groups.entries, 0)
   tokens_VT = entries_VT // factors_SK.shape[1]
@@ -324,7 +332,8 @@ def _fill(factors_SK, groups):
 def _sum_choices(y_VTD, groups, shape):
   """Sums the results of the choices of each position: [S, D].
 
-  Each position gathers its results: a scatter would add them in any order.
+  Each position gathers its results, because a scatter might add them in any
+  order.
   """
   y_SKD = y_VTD.reshape(-1, y_VTD.shape[-1])[groups.slots.reshape(shape)]
   return y_SKD.sum(1)
@@ -341,7 +350,7 @@ def _prepare(weights, groups, dtype):
 
 
 def _product(x, y):
-  # Sums of 16-bit products are in float32.
+  # 16-bit products are accumulated in float32.
   return jnp.matmul(x, y, preferred_element_type=jnp.float32)
 
 

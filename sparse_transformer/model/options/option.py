@@ -24,99 +24,104 @@ class Inputs(NamedTuple):
   keywords: dict[str, Any] = {}
 
   def add(self, **keywords: Any) -> "Inputs":
-    """Returns these inputs with more keywords."""
-    # A new dict: the default of `keywords` is shared by all inputs.
+    """Returns these inputs with additional keywords."""
+    # This makes a new dict, because all inputs share the default of `keywords`.
     return self._replace(keywords=self.keywords | keywords)
 
 
 class Layer(NamedTuple):
-  """A layer, as its options see it."""
+  """The properties of a layer that options may use."""
 
-  patterns: tuple[Pattern, ...]  # of its heads
-  first: jax.Array | int  # the first position; may be traced
-  arrays: Mapping[str, Any]  # of its options, see `Option.arrays`
-  # Of whole sequences, of which position t has those before t; None where they
-  # are not known.
+  patterns: tuple[Pattern, ...]  # patterns of the layer's heads
+  first: jax.Array | int  # the first position, which may be traced
+  arrays: Mapping[str, Any]  # arrays of the options, see `Option.arrays`
+  # Symbols of whole sequences; position t may use only symbols before t. None
+  # if they are not known.
   symbols_BL: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-  """A part that some networks have.
+  """An optional extension of the network.
 
-  The network calls the hooks of all options that its config asks for. A hook
-  that an option does not define changes nothing.
+  The network calls the hooks of all options that its config uses. By default, a
+  hook changes nothing.
   """
 
   config: Config
-  # The names of parameters that have a first axis of layers, or of experts.
+  # The names of parameters whose first axis is layers, or experts.
   stacked: ClassVar[tuple[str, ...]] = ()
-  # The weights of its auxiliary losses, which are added to the nats.
+  # The weights of the option's auxiliary losses, which are added to the loss in
+  # nats.
   losses: ClassVar[Mapping[str, float]] = {}
 
   @property
   def is_used(self) -> bool:
-    """Whether the config asks for it."""
+    """Whether the config uses the option."""
     raise NotImplementedError
 
-  # Its parameters.
+  # Hooks for parameters.
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Draws its parameters by name: arrays, or dicts of them."""
+    """Draws the option's parameters by name: arrays, or dicts of arrays."""
     del rngs
     return {}
 
   @staticmethod
   def project(params: dict) -> dict:
-    """Moves its parameters into their bounds after an update.
+    """Clips the option's parameters to their bounds after an update.
 
     Args:
-      params: all parameters of a network, whether it has the option or not.
+      params: all parameters of a network, even if it does not use the option.
     """
     return params
 
   def num_active(self, path: tuple[Any, ...], size: int) -> int:
-    """Counts how much of a parameter one position uses, by default all."""
+    """Counts the numbers of a parameter that one position uses.
+
+    By default, these are all `size` numbers.
+    """
     del path
     return size
 
   def arrays(self, params: dict) -> dict[str, Any]:
-    """Returns what it has in each layer: pytrees of arrays [layers, ...]."""
+    """Returns the option's arrays by name: pytrees of arrays [layers, ...]."""
     return {name: params[name] for name in self.stacked if name in params}
 
-  # The network.
+  # Hooks for the network.
 
   def begin(
     self, start: Any, places_BL: Any, order_labels_BO: Any
   ) -> tuple[Any, Any]:
-    """Returns what sequences start with, and the places of their positions.
+    """Returns the start vectors of sequences, and the places of positions.
 
     Args:
-      start: the start without the option, [D] or [B, 1, D].
-      places_BL: the places without it, [1, L] or [B, L].
-      order_labels_BO: integers, of the orders of sequences, see
-        `data.arrangements`; None for images as they are.
+      start: the start vector without the option, [D] or [B, 1, D].
+      places_BL: the places without the option, [1, L] or [B, L].
+      order_labels_BO: integers that identify the order of each sequence, see
+        `data.arrangements`; None for images in raster order.
     """
     del order_labels_BO
     return start, places_BL
 
   def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:
-    """Returns the class of a layer's block; `kind` is that without it.
+    """Returns the class of a layer's block.
 
-    A class of its own has another `stack`.
+    `kind` is the class without the option. A new class needs a different
+    `stack`.
     """
     del layer
     return kind
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    """Returns the inputs of attention; `inputs` are those without it."""
+    """Returns the inputs of attention, changed by the option."""
     del layer
     return inputs
 
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """Measures the inputs of attention, for the log.
 
-    A scalar is an auxiliary loss, whose weight must be in `losses`.
+    A scalar is an auxiliary loss, and its weight must be in `losses`.
     """
     del layer, inputs
     return {}

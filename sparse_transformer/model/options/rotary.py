@@ -8,14 +8,15 @@ from sparse_transformer.model.options.option import Inputs, Layer, Option
 
 
 class Rotary(Option):
-  """`model.positions="rotary"`, in place of embeddings of positions."""
+  """`model.positions="rotary"`, instead of position embeddings."""
 
   @property
   def is_used(self) -> bool:
     return self.config.positions == "rotary"
 
   def inputs(self, layer: Layer, inputs: Inputs) -> Inputs:
-    # Cached keys were rotated when they were new.
+    # Only new keys are rotated here; cached keys were rotated when they were
+    # new.
     positions_L = layer.first + jnp.arange(inputs.q_BLHK.shape[1])
     return inputs._replace(
       q_BLHK=rotate(inputs.q_BLHK, positions_L, self.config.rotary_base),
@@ -24,20 +25,22 @@ class Rotary(Option):
 
 
 def rotate(x_BLHK: jax.Array, positions_L: jax.Array, base: float) -> jax.Array:
-  """Rotates each pair of numbers of a head by an angle that its position sets.
+  """Rotates pairs of features by angles that depend on the position.
 
-  Numbers i and i + K / 2 are a pair. Their angle at position t is
+  Features i and i + K / 2 of a head form a pair. At position t, their angle is
   t * base^(-2i/K) radians.
 
   Args:
-    x_BLHK: queries or keys, of any floating dtype; K is even.
-    positions_L: their positions, integers.
-    base: of the angles; larger ones distinguish positions further apart.
+    x_BLHK: queries or keys, with any floating-point dtype; K must be even.
+    positions_L: integers, the positions of queries or keys.
+    base: base of the angles. A larger base distinguishes positions over longer
+      distances.
 
   Returns:
-    The rotated numbers [B, L, H, K], of the same dtype.
+    The rotated features [B, L, H, K], in the dtype of `x_BLHK`.
 
-  Source: Su et al. 2021, arXiv 2104.09864; they pair neighbors.
+  Source: Su et al. 2021, arXiv 2104.09864. In the paper, neighboring features
+  form a pair.
 
   >>> x_BLHK = jnp.array([1.0, 0.0]).reshape(1, 1, 1, 2)
   >>> rotated = rotate(x_BLHK, jnp.array([1]), base=10_000.0)
@@ -48,8 +51,8 @@ def rotate(x_BLHK: jax.Array, positions_L: jax.Array, base: float) -> jax.Array:
   exponents_K = np.arange(half, dtype=np.float32) / half
   rates_K = base**-exponents_K
 
-  # Angles reach the length of the sequence: 16-bit floats could not tell
-  # neighbors apart.
+  # Angles are float32. They can be as large as the length of the sequence, and
+  # 16-bit floats could not distinguish neighboring positions.
   angles_LK = positions_L.astype(jnp.float32)[:, None] * rates_K[None]
   angles_BLHK = angles_LK[None, :, None]
   cos = jnp.cos(angles_BLHK)

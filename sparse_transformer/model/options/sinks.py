@@ -1,6 +1,6 @@
-"""Sinks: a learned logit for each head, which takes a share of the weights.
+"""Sinks: each head has a learned logit that takes a share of the weights.
 
-A head can then attend to nothing at all.
+This allows a head to attend to nothing at all.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from sparse_transformer.model.options.option import Inputs, Layer, Option
 
 
 class Sinks(Option):
-  """`model.sinks`; at first, each sink counts as a key with a score of 0."""
+  """`model.sinks`. Initially, each sink acts like a key with a score of 0."""
 
   stacked = ("sinks",)
 

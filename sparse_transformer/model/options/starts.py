@@ -1,4 +1,4 @@
-"""Starts: what a network is told of the order of an image's symbols."""
+"""Starts: start vectors that tell the network an image's scan order."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from sparse_transformer.model.options.option import Option
 
 
 class Starts(Option):
-  """`data.orders`: sequences start with the sum of a vector of each table.
+  """`data.orders`: the start is the sum of one vector from each table.
 
-  Positions are embedded by their places in the image, while patterns are of
-  the scan.
+  Positions are embedded by their places in the image, but patterns apply to
+  positions of the scan.
   """
 
   @property
@@ -22,7 +22,8 @@ class Starts(Option):
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
     normal = nnx.initializers.normal(self.config.token_std)
 
-    # A table for each label of a scan, with a vector for each of its values.
+    # Draw a table for each label of a scan order, with a vector for each value
+    # of the label.
     start = {}
     for name, table in self.config.arrangement.tables.items():
       shape = len(table), self.config.width
@@ -33,17 +34,15 @@ class Starts(Option):
     self, start: Any, places_BL: Any, order_labels_BO: Any
   ) -> tuple[Any, Any]:
     arrangement = self.config.arrangement
-    if (
-      order_labels_BO is None or not order_labels_BO.shape[1]
-    ):  # the image as it is
+    if order_labels_BO is None or not order_labels_BO.shape[1]:  # raster order
       order_labels_BO = jnp.zeros((1, len(arrangement)), jnp.int32)
 
-    # One vector from each table, as the labels say.
+    # Look up one vector from each table, by the labels.
     vectors_BD = []
     for k, name in enumerate(arrangement.tables):
       vectors_BD.append(start[name][...][order_labels_BO[:, k]])
     start_BD = sum(vectors_BD)
 
-    # Where in the image each position of the scan lies.
+    # Find the place in the image of each position of the scan.
     places_BN = arrangement.places(order_labels_BO, jnp)
     return start_BD[:, None], places_BN[:, places_BL[0]]

@@ -123,8 +123,9 @@ def _steps():
     " with the model-FLOPs utilization (MFU) in brackets:"
     f" {', '.join(steps)}. To process as many tokens per second with dense"
     " causal attention, the same networks would need an MFU of"
-    f" {', '.join(dense)}. Both CIFAR-10 steps were timed when `auto` still used"
-    " cuDNN for windows and columns. It now uses Triton, which is faster in the table above."
+    f" {', '.join(dense)}. Both CIFAR-10 steps were timed when `auto` still"
+    " used cuDNN for windows and columns. It now uses Triton, which is faster"
+    " in the table above."
   )
 
 

@@ -62,17 +62,17 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_124,
-  "benchmarks": 27_707,
+  "attention": 41_132,
+  "benchmarks": 27_717,
   "commands": 20_137,
   "data": 14_333,
   "figures": 2_794,
-  "library": 140_076,
-  "model": 15_786,
+  "library": 140_261,
+  "model": 15_838,
   "patterns": 15_623,
-  "targets": 3_968,
-  "tests": 172_048,
-  "training": 26_311,
+  "targets": 4_087,
+  "tests": 172_280,
+  "training": 26_317,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

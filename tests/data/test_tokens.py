@@ -397,7 +397,7 @@ def test_prompts_too_small_for_the_vocabulary_are_rejected():
     prompts = np.zeros((1, 0), dtype)
     return sampling.sample(decoder, {}, sampling.Sampler(), prompts, 4)[0]
 
-  with refused("uint8 cannot hold 257 symbols"):
+  with refused("uint8 cannot represent 257 symbols"):
     sample(np.uint8)
   tokens = sample(np.uint16)
   assert tokens.shape == (1, 4)

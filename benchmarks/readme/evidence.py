@@ -38,6 +38,7 @@ SPLITS = "test", "validation"
 ABOVE_BACK, SEES_ABOVE = 96, "sees the byte above"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
+WINDOWS = "Local(144)"  # beside far keys
 # By record: its setting, the column of the target, and the paper's.
 WINDOW = "Local(36)"  # beside them in all three
 COLUMNS = {
@@ -57,6 +58,21 @@ HOLDS = {
   "Local(97)": "97 bytes before the target, and so the byte above it",
   COLUMN: "16 bytes before the target, and all above it",
 }
+# Comparisons on text with copies, and what they train on.
+COPIES = {
+  "far_keys": "copyright files",
+  "match_palestrina": "Palestrina's masses",
+}
+ONE_HEAD = "(Local(128), Local(128), Local(128), {}),"
+LEARNED = " with model.positions=learned"  # else they are rotary
+# Compressors beside them.
+WITHOUT = (
+  "`PPMd -o16`",
+  "`xz -9e`",
+  "`PPMd -o6`, window alone",
+  "`LZMA`, window alone",
+)
+EARLY = 250, 500  # steps at which curves are shown
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
   "4: turned": ("('rotation',)", "() with data.name=digits_rotated"),
@@ -128,6 +144,65 @@ def _early(found, steps):
   return {choice: np.mean(of_runs, 0) for choice, of_runs in bits.items()}
 
 
+def far_keys() -> Iterator[str]:
+  """Keys that follow the last match, and other far keys, on text."""
+  titles = "data, positions", "in one head of four", "keys", "receptive field"
+  titles += "rate", *(f"{step:,} steps" for step in EARLY), "at the end"
+  rows = [(*titles, f"minus `{WINDOWS}`")]
+  for name, text in COPIES.items():
+    found = record.read(name)
+    early = _early(found, EARLY)
+    for suffix in "", LEARNED:
+      about = f"{text}, {'learned' if suffix else 'rotary'}"
+      for row in found["rows"]:
+        choice = row["choice"]
+        if choice.endswith(LEARNED) != bool(suffix):
+          continue
+        own, base = row["values"], values(name, WINDOWS + suffix)
+        seen = max(x["receptive_field"] for x in _runs(found, choice))
+        cells = about, _one_head(choice), f"{row['keys']:,.0f}", f"{seen:,}"
+        rate = found["tuning"]["best"][choice]
+        curve = (f"{bits:.2f}" for bits in early[choice])
+        gap = interval(own, base) if own != base else ""
+        rows.append((*cells, rate, *curve, interval(own), gap))
+        about = ""
+  yield tables.markdown(rows)
+  for suffix, positions in (("", "rotary"), (LEARNED, "learned")):
+    exact = values("far_keys", ONE_HEAD.format("LastMatch(1)") + suffix)
+    gain = interval(exact, values("far_keys", WINDOWS + suffix))
+    text = f"The exact key minus windows, {positions} positions: {gain}"
+    if not suffix:
+      near = values("far_keys", ONE_HEAD.format("LastMatch(1, most=128)"))
+      text += f"; minus near matches alone: {interval(exact, near)}"
+    yield textwrap.fill(f"{text}.", 100) + "\n"
+  yield records(*COPIES)
+
+
+def _one_head(choice):
+  """The pattern of the last of four heads, or of all."""
+  pattern = choice.removesuffix(LEARNED)
+  # The others have the window of the last 128 bytes.
+  if match := re.fullmatch(r"\((Local\(128\), ){3}(.*)\),", pattern):
+    return f"`{match[2]}`"
+  return f"`{pattern}` in all heads"
+
+
+def _runs(found, choice):
+  return [x for x in found["runs"] if x["choice"] == choice]
+
+
+def without_networks() -> Iterator[str]:
+  """What compressors score on the texts with copies."""
+  names = "baselines_copyright", "baselines_palestrina"
+  rows = [("model", "sees", *COPIES.values())]
+  known = [rows_of(name) for name in names]
+  for model in WITHOUT:
+    bits = (f"{of[model]['validation']:.3f}" for of in known)
+    rows.append((model, known[0][model]["sees"], *bits))
+  yield tables.markdown(rows)
+  yield records(*names)
+
+
 def columns() -> Iterator[str]:
   """All patterns of three comparisons with the column of the target."""
   titles = "network, budget", "pattern", "keys", "receptive field"
@@ -141,8 +216,9 @@ def columns() -> Iterator[str]:
       cells = f"`{_shown(choice)}`", f"{receptive.keys(found, choice):,.1f}"
       gap = interval(own, base) if own != base else ""
       rows.append((about, *cells, *seen[choice], interval(own), gap))
+      about = ""
     gap = interval(values(name, papers), values(name, target))
-    gaps.append(f"{gap} ({about})")
+    gaps.append(f"{gap} ({COLUMNS[name][0]})")
   yield tables.markdown(rows)
   text = f"The paper's column minus the target's: {'; '.join(gaps)}.\n"
   yield textwrap.fill(text, 100) + "\n"
@@ -151,8 +227,8 @@ def columns() -> Iterator[str]:
 
 def orders() -> Iterator[str]:
   """Digits in orders that the network is told, and as more images."""
-  name, titles = "digits_orders", ("orders", "told", "not told")
-  rows = [(*titles, "not told minus told")]
+  name, titles = "digits_orders", ("orders", "conditioned", "not conditioned")
+  rows = [(*titles, "difference")]
   rows += [("1: upright", interval(values(name, "()")), "", "")]
   rows += [_pair(name, about, *pair) for about, pair in ORDERS.items()]
   yield tables.markdown(rows)
@@ -190,6 +266,29 @@ def longer() -> Iterator[str]:
 def _shown(choice):
   """The text of a pattern, with parentheses where & binds before |."""
   return re.sub(r"\| (\w+\([^|]+\) & [^|]+)", r"| (\1)", choice)
+
+
+def end_to_end() -> Iterator[str]:
+  """A step and the bits at equal time, dense and sparse, at two lengths."""
+  name = "end_to_end"
+  found = record.read(name)
+  titles = "n", "pattern", "keys", "CPU ms a step", "peak GiB", "rate"
+  rows = [(*titles, "steps", "bits/byte", "minus dense")]
+  for length in (3072, 12288):
+    ours = [x for x in found["rows"] if f"length={length}" in x["choice"]]
+    (dense,) = (x["values"] for x in ours if x["choice"].startswith("dense"))
+    for row in ours:
+      choice, own = row["choice"], row["values"]
+      pattern = choice.split(" with ")[0]
+      peak = max(x["peak_bytes"] for x in _runs(found, choice))
+      step = 1000 * row["processor_seconds"] / row["steps"]
+      cells = f"{length:,}", f"`{pattern}`", f"{row['keys']:,.0f}"
+      cells += f"{step:,.0f}", f"{peak / 2**30:.1f}"
+      rate = found["tuning"]["best"][choice]
+      gap = interval(own, dense) if own != dense else ""
+      rows.append((*cells, rate, f"{row['steps']:,.0f}", interval(own), gap))
+  yield tables.markdown(rows)
+  yield records(name)
 
 
 def _pattern(choice):

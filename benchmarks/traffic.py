@@ -45,47 +45,33 @@ class Cost(NamedTuple):
   bytes: float
   flops: float
 
-  def times(self, number: int) -> "Cost":
-    return Cost(*(number * x for x in self))
-
 
 def by_part(text: str) -> dict[str, Cost]:
-  """The cost of one execution of a compiled step: {part: cost}.
+  """Returns the cost of one execution of a compiled step: {part: cost}.
 
   Args:
     text: an optimized HLO module, as `compiled.as_text()` gives it.
   """
   module, entry = hlo.read_module(text)
   found: dict[str, Cost] = {}
-  for part, cost in _costs(module, entry, is_in_layers=False):
-    old = found.get(part, Cost(0, 0, 0))
-    found[part] = Cost(*(x + y for x, y in zip(old, cost, strict=True)))
+  for executed in hlo.execute(module, entry):
+    x = executed.instruction
+    kind = hlo.kind_of(x)
+    if not kind or x.opcode == "while":
+      continue
+    part, moved, flops = _cost(module, executed)
+    launches, all_bytes, all_flops = found.get(part, (0, 0, 0))
+    found[part] = Cost(
+      launches=launches + executed.times * (kind == hlo.LAUNCH),
+      bytes=all_bytes + executed.times * moved,
+      flops=all_flops + executed.times * flops,
+    )
   return {part: found[part] for part in PARTS if part in found}
 
 
-def _costs(module, name, is_in_layers) -> Iterator[tuple[str, Cost]]:
-  """(part, cost) of each launch of a computation and of those it calls."""
-  shapes = {x.name: x.shape for x in module[name]}
-  for x in module[name]:
-    if x.opcode == "while":
-      (body,) = x.computations("body")
-      trips = hlo.trips(module, x) or 1
-      for part, cost in _costs(module, body, True):
-        yield part, cost.times(trips)
-    elif x.opcode in hlo.CALLS:
-      for called in x.computations(hlo.CALLS[x.opcode]):
-        yield from _costs(module, called, is_in_layers)
-    elif x.opcode == "conditional":
-      # All branches of a step cost about the same, or next to nothing.
-      names = [y for key in hlo.BRANCHES for y in x.computations(key)]
-      yield from _costs(module, names[-1], is_in_layers)
-    elif x.opcode not in hlo.FREE and not x.opcode.endswith("-done"):
-      if not hlo.FREE_CALL.search(x.rest):
-        yield _cost(module, x, shapes, is_in_layers)
-
-
-def _cost(module, x, shapes, is_in_layers):
-  """(part, cost) of one launch."""
+def _cost(module, executed):
+  """Returns (part, bytes, FLOPs of products) of one execution."""
+  x, _, shapes, is_in_layers = executed
   if x.opcode in ("fusion", "fusion-start"):
     (called,) = x.computations("calls")
     body = module[called]
@@ -100,7 +86,7 @@ def _cost(module, x, shapes, is_in_layers):
       moved = 2 * hlo.num_bytes(operands[1])
   flops = sum(_flops(module, body, shapes))
 
-  # Operands may be named after kernels, too.
+  # Operands can be named after kernels as well, so they are cut off.
   _, _, attributes = x.rest.partition(")")
   is_kernel = x.opcode == "custom-call" and ATTENTION.search(attributes)
   if is_kernel and "norm_" not in attributes:
@@ -113,11 +99,11 @@ def _cost(module, x, shapes, is_in_layers):
     name = re.search(r'op_name="([^"]*)"', x.rest)
     scopes = name[1].split("/") if name else []
     part = next((y for y in SCOPES if y in scopes), OTHER)
-  return part, Cost(1, moved, flops)
+  return part, moved, flops
 
 
 def _shape(shapes, operand):
-  """The shape of an operand, which may be an array of a tuple: "state#1"."""
+  """Returns the shape of an operand, or of an array of a tuple: "state#1"."""
   name, _, index = operand.partition("#")
   shape = shapes[name]
   if index:

@@ -7,6 +7,7 @@ branches of a conditional, the one with the most launches is counted.
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 COLLECTIVES = set(
@@ -41,10 +42,8 @@ INSTRUCTION = re.compile(
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 # The opcodes in the condition of a loop that counts.
 COUNTING = {"constant", "compare"}
-# How many there are, by (kind, name).
-Counts = Counter[tuple[str, str]]
-COPY = "copy", ""
-UNKNOWN = "unknown loop", ""
+# What an instruction costs, besides its traffic.
+LAUNCH, COPY = "launch", "copy"
 
 
 class Instruction(NamedTuple):
@@ -107,20 +106,31 @@ def profile(text: str) -> Profile:
   Raises:
     ValueError: it is not the text of a module.
   """
-  counts = _cost(*read_module(text))
-  # One counter holds all kinds, because loops multiply them alike.
+  module, entry = read_module(text)
   launches: Counter[str] = Counter()
-  collectives = {}
-  for (kind, name), number in counts.items():
-    if kind == "launch":
-      launches[name] = number
-    elif kind == "collective":
-      collectives[name] = number, counts["bytes", name]
+  copies = 0
+  collectives: dict[str, tuple[int, int]] = {}
+  unknown_loops = 0
+  for x, times, _, _ in execute(module, entry):
+    if x.opcode == "while":
+      unknown_loops += 1
+      continue
+
+    kind = kind_of(x)
+    if kind == COPY:
+      copies += times
+      continue
+    if kind == LAUNCH:
+      # Names end in numbers, and in what the compiler did: ".remat".
+      launches[x.name.partition(".")[0]] += times
+    for opcode, size in _collectives(module, x):
+      number, total = collectives.get(opcode, (0, 0))
+      collectives[opcode] = number + times, total + times * size
   return Profile(
     launches=launches,
-    copies=counts[COPY],
+    copies=copies,
     collectives=collectives,
-    unknown_loops=counts[UNKNOWN],
+    unknown_loops=unknown_loops,
   )
 
 
@@ -144,49 +154,72 @@ def read_module(text: str) -> tuple[Module, str]:
   return module, entry
 
 
-def _cost(module, name):
-  """{(kind, name): how many} of a computation, and of those it calls."""
-  total: Counts = Counter()
+class Executed(NamedTuple):
+  """An instruction that a program executes.
+
+  Attributes:
+    instruction: the instruction. A loop is listed only if its number of trips
+      is unknown, once, before its body.
+    times: how often it is executed.
+    shapes: {name: shape} of the computation that contains it.
+    is_in_loop: whether that computation is part of a loop.
+  """
+
+  instruction: Instruction
+  times: int
+  shapes: dict[str, str]
+  is_in_loop: bool
+
+
+def execute(
+  module: Module, name: str, times: int = 1, is_in_loop: bool = False
+) -> Iterator[Executed]:
+  """Lists what a computation, and all computations that it calls, execute.
+
+  Args:
+    module: the module.
+    name: the name of the computation.
+    times: how often it is executed.
+    is_in_loop: whether it is part of a loop.
+  """
+  shapes = {x.name: x.shape for x in module[name]}
   for x in module[name]:
     if x.opcode == "while":
-      # Conditions are left out: as a rule they only compare a counter.
+      # Conditions are left out, because as a rule they only compare a counter.
       (body,) = x.computations("body")
-      found = trips(module, x)
-      total[UNKNOWN] += found is None
-      times = 1 if found is None else found
-      for key, number in _cost(module, body).items():
-        # Unknown loops are counted where they stand, not once per trip.
-        total[key] += number if key == UNKNOWN else number * times
+      number = trips(module, x)
+      if number is None:
+        yield Executed(x, 1, shapes, is_in_loop)
+        number = 1
+      yield from execute(module, body, times * number, is_in_loop=True)
     elif x.opcode == "conditional":
-      names = [y for attribute in BRANCHES for y in x.computations(attribute)]
       # Which branch runs depends on the data, so the costliest is assumed.
-      total += max((_cost(module, y) for y in names), key=_num_launches)
+      names = [y for attribute in BRANCHES for y in x.computations(attribute)]
+      branches = [list(execute(module, y, times, is_in_loop)) for y in names]
+      yield from max(branches, key=_num_launches)
     elif x.opcode in CALLS:
       for called in x.computations(CALLS[x.opcode]):
-        total += _cost(module, called)
+        yield from execute(module, called, times, is_in_loop)
     else:
-      total += _cost_of_one(module, x)
-  return total
+      yield Executed(x, times, shapes, is_in_loop)
 
 
-def _num_launches(counts):
-  """The launches in a Counter, under all names."""
-  return sum(n for (kind, _), n in counts.items() if kind == "launch")
+def _num_launches(executed):
+  return sum(x.times for x in executed if kind_of(x.instruction) == LAUNCH)
 
 
-def _cost_of_one(module, x):
-  """The cost of an instruction that is neither a loop, a branch nor a call."""
+def kind_of(x: Instruction) -> str:
+  """Returns `LAUNCH`, `COPY`, or "" if an instruction costs nothing."""
   # Asynchronous loop fusions copy a slice.
   copies_slice = x.opcode == "fusion-start" and "kind=kLoop" in x.rest
   if copies_slice or x.opcode.endswith(("copy", "copy-start", "slice-start")):
-    return Counter([COPY])
-
-  total: Counts = Counter()
+    return COPY
   is_free = x.opcode in FREE or x.opcode.endswith("-done")
-  if not is_free and not FREE_CALL.search(x.rest):
-    # Names end in numbers, and in what the compiler did: ".remat".
-    total["launch", x.name.partition(".")[0]] = 1
+  return "" if is_free or FREE_CALL.search(x.rest) else LAUNCH
 
+
+def _collectives(module, x):
+  """Yields (opcode, bytes of its result) of collectives in an instruction."""
   # A fusion may contain a collective.
   parts = [x]
   if x.opcode in ("fusion", "fusion-start"):
@@ -196,9 +229,7 @@ def _cost_of_one(module, x):
     # The end of a collective has the shape of its result.
     kind = part.opcode.removesuffix("-done")
     if kind in COLLECTIVES:
-      total["collective", kind] += 1
-      total["bytes", kind] += num_bytes(part.shape)
-  return total
+      yield kind, num_bytes(part.shape)
 
 
 def trips(module: Module, loop: Instruction) -> int | None:

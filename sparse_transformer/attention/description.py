@@ -40,8 +40,8 @@ def describe(
     One `Description` for each distinct pattern, in the order of heads.
 
   Raises:
-    ValueError: the backend is unknown. Unsupported: the backend cannot run this
-    request.
+    ValueError: the backend is unknown.
+    Unsupported: the backend cannot run this request.
 
   >>> from sparse_transformer.patterns import Local
   >>> request = contract.Request(

@@ -81,8 +81,8 @@ def resolve(name: str, request: Request) -> str:
   """Returns the name of the backend that runs a request on its platform.
 
   Raises:
-    ValueError: the backend is unknown. Unsupported: the backend cannot run this
-    request; the message says why.
+    ValueError: the backend is unknown.
+    Unsupported: the backend cannot run this request; the message says why.
   """
   found, _ = _search(name, request)
   return found

@@ -88,7 +88,8 @@ def main(argv):
   least, most = matches.FAR
   print(
     f"nearest match {least} to {most} back: {found['far']:.1%} of the bytes,"
-    f" of which {found['right']:.1%} are the one that followed the match"
+    f" and in {found['right']:.1%} of these cases, the byte that followed it"
+    " is the next byte"
   )
 
 

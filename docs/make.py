@@ -118,7 +118,7 @@ def write(folder: pathlib.Path = DOCS) -> None:
 
 
 def fill(path: pathlib.Path) -> str:
-  """Returns the text of a page, with its parts made anew."""
+  """Returns the text of a page, with its generated parts regenerated."""
   text = path.read_text()
   for name, paragraphs in PAGES[path.name]().items():
     before, _, rest = text.partition(f"<!-- {name} -->\n")

@@ -17,7 +17,7 @@ DENSE = "dense"  # the reference: it has no plans and is not registered
 PLAIN = DENSE, "batched", "streamed"  # backends without kernels
 
 BACKENDS: dict[str, Backend] = {}
-# the platforms that prefer each backend
+# The platforms that prefer each backend.
 _PREFERRED: dict[str, Sequence[str]] = {}
 _AVOIDED: dict[str, str] = {}  # see `avoid`
 

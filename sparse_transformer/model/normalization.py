@@ -1,8 +1,9 @@
-"""Layer norms of the residual stream, with the end of the branch before them.
+"""Layer norms of the residual stream, fused with the end of a residual branch.
 
-XLA reads the arrays once for the mean and the variance, and again to normalize.
-On NVIDIA GPUs, a kernel does both, and the dropout and the sum before them, and
-another one the backward pass of all of these; see `norm_kernels`.
+XLA reads the stream once for its mean and variance, and again to normalize it.
+On NVIDIA GPUs, one kernel instead computes the dropout and the residual sum
+that end a branch, and the norm that follows. Another kernel computes their
+gradients; see `norm_kernels`.
 """
 
 from typing import Any
@@ -41,16 +42,16 @@ def add_and_normalize(
   is_fused: bool,
   interpret: bool = False,
 ) -> tuple[Any, jax.Array]:
-  """Ends a residual branch, and normalizes the sum of it and the stream.
+  """Adds a residual branch to the stream, and normalizes the sum.
 
   Args:
     x_BLD: the residual stream, rounded to the dtype of products.
-    y_BLD: of the branch, before dropout; None without a branch.
-    words_BWD: which of its values are dropped, of `dropout.draw`; None drops
-      nothing.
-    rate: that of `draw`.
-    norm: whose parameters and sums are float32.
-    is_fused: whether kernels compute it, which `unsupported` may exclude.
+    y_BLD: the output of the branch before dropout, or None without a branch.
+    words_BWD: which values of y are dropped, as `dropout.draw` returns it. None
+      drops no values.
+    rate: the dropout rate that `draw` got.
+    norm: the layer norm. Its parameters are float32, and it sums in float32.
+    is_fused: whether to use the kernels; see `unsupported`.
     interpret: whether Pallas interprets the kernels, on any platform.
 
   Returns:
@@ -79,11 +80,11 @@ def _kernels():
 def unsupported(
   x_BLD: jax.Array | jax.ShapeDtypeStruct, remat: str
 ) -> str | None:
-  """Says why the kernels do not normalize the stream; None if they do.
+  """Returns why the kernels cannot normalize the stream, or None if they can.
 
   Args:
-    x_BLD: the stream, of which dtype and shape count.
-    remat: what the backward pass recomputes, of `schema.REMATS`.
+    x_BLD: the stream, or its shape and dtype.
+    remat: what the backward pass recomputes, one of `schema.REMATS`.
   """
   if platforms.current_platform() != "cuda":
     return "they need an NVIDIA GPU"
@@ -94,8 +95,8 @@ def unsupported(
   if old := platforms.before_ampere():
     return old
   if remat == "block":
-    # They read the stream of a layer as an array of its own, where XLA reads it
-    # within that of all layers.
+    # The kernels need the stream of a layer as a separate array, whereas XLA
+    # reads it in place, from the array with the streams of all layers.
     return "with model.remat=block, for the least memory, steps would need more"
 
   if x_BLD.dtype.name not in DTYPES:
@@ -125,9 +126,9 @@ def verify(
   """Compares the kernels on this device with plain XLA in float32.
 
   Args:
-    shape: [B, L, D] of the residual stream.
-    dtype: of the stream and the branch.
-    rate: of dropout; 0 for none.
+    shape: the shape [B, L, D] of the residual stream.
+    dtype: the dtype of the stream and the branch.
+    rate: the dropout rate; 0 for no dropout.
     interpret: whether Pallas interprets the kernels, on any platform.
 
   Returns a phrase for each result that is wrong, or for what was raised.

@@ -378,11 +378,11 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  A block has `block` positions. A query sees `window` blocks, an odd number, of
-  which its own is the middle one; the first `num_global` blocks; and
-  `num_random` other past blocks. If causal, it sees no later blocks of the
-  window. Source: Zaheer et al. 2020, arXiv 2007.14062. In the paper, the last
-  block is also global, and random blocks are drawn from both sides of the
+  A block has `block` positions. A query attends to a window of `window` blocks,
+  an odd number, centered on its own block; to the first `num_global` blocks;
+  and to `num_random` other past blocks. If causal, it attends to no later block
+  of the window. Source: Zaheer et al. 2020, arXiv 2007.14062. In the paper, the
+  last block is also global, and random blocks are drawn from both sides of the
   query.
   """
 

@@ -1,8 +1,8 @@
 """Tables for TPU kernels, which copy blocks.
 
 Pallas Mosaic can copy only consecutive memory. Arrays are therefore arranged in
-blocks, each of which is one tile of one head, and tables list blocks rather
-than positions. Each tile of an item is one step of a grid.
+blocks: a block is one tile of one head. Tables list blocks rather than
+positions. Each tile of an item is one step of a grid.
 """
 
 import dataclasses

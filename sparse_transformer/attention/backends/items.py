@@ -275,7 +275,7 @@ def make_work(
 ) -> Work:
   """Makes the work of parts with these masks, on queries and keys.
 
-  There are `num_heads` query heads, of which `group` share a KV head.
+  There are `num_heads` query heads; each KV head serves `group` of them.
   """
   queries, keys = sides
 

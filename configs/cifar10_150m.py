@@ -1,15 +1,17 @@
 """CIFAR-10, 152M parameters, strided attention: the follow-up's largest.
 
-Paper row: none in Child et al. 2019; preset c10_150m of the follow-up's
-released code (Jun et al. 2020), which reaches 2.56 bits/dim by augmenting the
-data, in 1,000 to 1,500 epochs. Here the data are not augmented.
+Paper row: none in Child et al. 2019. This is preset c10_150m of the follow-up's
+released code (Jun et al. 2020). The follow-up reaches 2.56 bits/dim with this
+network by augmenting the data, in 1,000 to 1,500 epochs. This config does not
+augment the data.
 
   python train.py --config=configs/cifar10_150m.py --workdir=runs/cifar10_150m
   python eval.py --workdir=runs/cifar10_150m --step=best
 
-Expected: Figure 3a of the follow-up, for validation images; not read off. Not
-run here yet; 151,612,416 parameters. The learning rate decays over 10,000
-epochs, as in cifar10_15m.py.
+Expected: Figure 3a of the follow-up shows the result on validation images, from
+which we have not read off values. We have not trained this network. It has
+151,612,416 parameters. The learning rate decays over 10,000 epochs, as in
+cifar10_15m.py.
 """
 
 from configs import cifar10_15m

@@ -1,15 +1,16 @@
 """CIFAR-10, 15M parameters, strided attention: for one GPU.
 
-Paper row: none in Child et al. 2019; the 59M model with 32 layers, preset
-c10_15m of the follow-up's released code (Jun et al. 2020).
+Paper row: none in Child et al. 2019. This is the 59M network with 32 layers,
+preset c10_15m of the follow-up's released code (Jun et al. 2020).
 
   python train.py --config=configs/cifar10_15m.py --workdir=runs/cifar10_15m
   python eval.py --workdir=runs/cifar10_15m --step=best
 
-Expected: Figure 3a of the follow-up, for validation images; not read off. Not
-trained here; 14,910,976 parameters. The learning rate decays over 10,000
-epochs, far more than are needed: as in the follow-up, stop the run when its
-validation no longer improves.
+Expected: Figure 3a of the follow-up shows the result on validation images, from
+which we have not read off values. We have not trained this network. It has
+14,910,976 parameters. The learning rate decays over 10,000 epochs, which is far
+more than the network needs. As in the follow-up, stop the run when its score on
+the validation split no longer improves.
 """
 
 from configs import cifar10

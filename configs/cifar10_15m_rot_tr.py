@@ -1,13 +1,14 @@
-"""CIFAR-10, 15M parameters, each image rotated and perhaps transposed.
+"""CIFAR-10, 15M parameters, each image rotated and optionally transposed.
 
-Paper row: none in Child et al. 2019; preset c10_15m_rot_tr of Jun et al. 2020,
-who released its weights as c10-15m-rot-tr-dist-aug.npz.
+Paper row: none in Child et al. 2019. This is preset c10_15m_rot_tr of Jun et
+al. 2020, who released its weights as c10-15m-rot-tr-dist-aug.npz.
 
   python train.py --config=configs/cifar10_15m_rot_tr.py --workdir=runs/rot_tr
   python eval.py --workdir=runs/rot_tr --step=best
 
-Expected: Figure 3a of the follow-up may have it, and is not read off. Not run
-here yet; 14,912,256 parameters.
+Expected: not known. Figure 3a of Jun et al. 2020 may show the result, but we
+have not read off values. We have not trained this network. It has 14,912,256
+parameters.
 """
 
 from configs import cifar10_15m

@@ -1,13 +1,13 @@
 """CIFAR-10, 2M parameters, strided attention: the follow-up's smallest.
 
-Paper row: none in Child et al. 2019; preset c10_2m of the follow-up's released
-code (Jun et al. 2020).
+Paper row: none in Child et al. 2019. This is preset c10_2m of the follow-up's
+released code (Jun et al. 2020).
 
   python train.py --config=configs/cifar10_2m.py --workdir=runs/cifar10_2m
   python eval.py --workdir=runs/cifar10_2m --step=best
 
-Expected: not known. Not run here yet; 2,436,480 parameters. The learning rate
-decays over 10,000 epochs, as in cifar10_15m.py.
+Expected: not known, because we have not trained this network. It has 2,436,480
+parameters. The learning rate decays over 10,000 epochs, as in cifar10_15m.py.
 """
 
 from configs import cifar10_10m

@@ -1,12 +1,14 @@
 """CIFAR-10, 59M parameters, strided attention: the follow-up's schedule.
 
-Paper row: the network of Table 2 of Child et al. 2019, 2.80 bits/dim, as preset
-c10-58m of the follow-up's released code (Jun et al. 2020) trains it.
+Paper row: the network of Table 2 of Child et al. 2019, 2.80 bits/dim. Here it
+is trained like preset c10-58m of the follow-up's released code (Jun et al.
+2020).
 
   python train.py --config=configs/cifar10_58m.py --workdir=runs/cifar10_58m
 
-Expected: Figure 3a of the follow-up, for validation images; not read off. 2.80
-bits/dim with the paper's schedule, in the paper. Not run here yet; 59,196,928
+Expected: Figure 3a of the follow-up shows the result on validation images, from
+which we have not read off values. With the paper's own schedule, the paper
+reports 2.80 bits/dim. We have not trained this network. It has 59,196,928
 parameters.
 """
 

@@ -1,13 +1,14 @@
-"""CIFAR-10, 59M parameters, fixed attention: the pattern for text.
+"""CIFAR-10, 59M parameters, with fixed attention, the paper's pattern for text.
 
-Paper row: Child et al. 2019, Table 2, 2.85 bits/dim, 0.47 s per iteration on 8
-V100s. The paper does not say which fixed pattern: this is the one of its enwik8
-network, with one summary for each of the two heads.
+Paper row: Child et al. 2019, Table 2, 2.85 bits/dim. An iteration takes 0.47 s
+on 8 V100s. The paper does not say which fixed pattern it used. This config uses
+that of the paper's enwik8 network, with different summary positions for each of
+the two heads.
 
   python train.py --config=configs/cifar10_fixed.py --workdir=runs/cifar10_fixed
 
-In the paper: 2.85 bits/dim after 120 epochs. Not run here yet; 59,196,928
-parameters.
+In the paper: 2.85 bits/dim after 120 epochs. We have not trained this network.
+It has 59,196,928 parameters.
 """
 
 from configs import cifar10

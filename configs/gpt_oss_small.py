@@ -1,17 +1,18 @@
 """The attention of gpt-oss in a small network, for text on a CPU.
 
-Paper row: none; windows of 128 and dense attention in turn, 4 query heads for a
-key head, a sink in each head and rotary positions, as in openai/gpt-oss, in
-sequences of 1,024 bytes. The rest is the network of this repository.
+Paper row: none. As in openai/gpt-oss, layers with windows of 128 alternate with
+dense layers, 4 query heads share a KV head, each head has a sink, and positions
+are rotary. The rest is the network of this repository. Sequences have 1,024
+bytes.
 
   python train.py --config=configs/gpt_oss_small.py --workdir=runs/gpt_oss \\
     --config.data.path=enwiki-sample.xml.bz2
   python eval.py --workdir=runs/gpt_oss
 
-759,968 parameters. Expected, on the first 6 MB of an English Wikipedia export:
-2.212 bits/byte on the test split; validation, of the first 64 sequences, 3.77,
-2.55, 2.36 after 100, 500, 1,000 steps; 8 minutes of processor time on a core of
-an AMD EPYC.
+The network has 759,968 parameters. Expected on the first 6 MB of an English
+Wikipedia export: 2.212 bits/byte on the test split after 8 minutes of CPU time
+on one core of an AMD EPYC. On the first 64 validation sequences: 3.77, 2.55 and
+2.36 after 100, 500 and 1,000 steps.
 """
 
 from configs import text_small

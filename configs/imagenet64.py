@@ -1,17 +1,18 @@
 """ImageNet 64 x 64, 152M parameters, strided attention.
 
 Paper row: Child et al. 2019, Table 1, 3.44 bits/dim (3.437, one run) on the
-validation set of van den Oord's downsampled ImageNet, 7 days on 64 V100s. The
-paper states neither learning rate nor batch size. That validation set is the
-test split here, and 50,000 training images are the validation split, as in the
-released code of the follow-up (Jun et al. 2020).
+validation set of van den Oord's downsampled ImageNet, after 7 days on 64 V100s.
+The paper states neither the learning rate nor the batch size. Here, that
+validation set is the test split, and 50,000 training images are the validation
+split, as in the released code of the follow-up (Jun et al. 2020).
 
   python train.py --config=configs/imagenet64.py --workdir=runs/imagenet64 \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64 --step=best
 
-In the paper: 3.44 bits/dim after 70 epochs. Not run here yet; 151,645,184
-parameters. The folder has train_64x64.npy and valid_64x64.npy: uint8 images.
+In the paper: 3.44 bits/dim after 70 epochs. We have not trained this network.
+It has 151,645,184 parameters. The folder must contain train_64x64.npy and
+valid_64x64.npy, which are arrays of uint8 images.
 """
 
 from configs import default

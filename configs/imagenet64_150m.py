@@ -1,15 +1,16 @@
 """ImageNet 64 x 64, 152M parameters: the follow-up's schedule.
 
-Paper row: none in Child et al. 2019; preset i64_150m of the follow-up's
+Paper row: none in Child et al. 2019. This is preset i64_150m of the follow-up's
 released code (Jun et al. 2020), which trains the paper's network.
 
   python train.py --config=configs/imagenet64_150m.py \\
     --workdir=runs/imagenet64_150m --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64_150m --step=best
 
-Expected: not known. Not run here yet; 151,645,184 parameters. The learning rate
-decays over 10,000 epochs, far more than are needed: as in the follow-up, stop
-the run when its validation no longer improves.
+Expected: not known, because we have not trained this network. It has
+151,645,184 parameters. The learning rate decays over 10,000 epochs, which is
+far more than the network needs. As in the follow-up, stop the run when its
+score on the validation split no longer improves.
 """
 
 from configs import imagenet64

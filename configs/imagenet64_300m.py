@@ -1,15 +1,16 @@
-"""ImageNet 64 x 64, 303M parameters: twice the layers.
+"""ImageNet 64 x 64, 303M parameters: twice the layers of imagenet64_150m.py.
 
-Paper row: Child et al. 2019 show samples of a model of this size, without a
-score. This is preset i64_300m of the follow-up's released code (Jun et al.
+Paper row: Child et al. 2019 show samples of a network of this size, but report
+no score. This is preset i64_300m of the follow-up's released code (Jun et al.
 2020).
 
   python train.py --config=configs/imagenet64_300m.py \\
     --workdir=runs/imagenet64_300m --config.data.path=FOLDER
   python eval.py --workdir=runs/imagenet64_300m --step=best
 
-Expected: not known. Not run here yet; 302,959,616 parameters. The learning rate
-decays over 10,000 epochs, as in imagenet64_150m.py.
+Expected: not known, because we have not trained this network. It has
+302,959,616 parameters. The learning rate decays over 10,000 epochs, as in
+imagenet64_150m.py.
 """
 
 from configs import imagenet64_150m

@@ -1,22 +1,24 @@
-"""Movie reviews by their bytes, up to 1,000: Text of Long Range Arena.
+"""Movie reviews of up to 1,000 bytes: the task Text of Long Range Arena.
 
-Paper row: none; arXiv 2011.04006: 4 layers of width 256 with 4 heads, an MLP of
-1,024, 20,000 steps of 32 texts of 1,000 bytes, as in its code; its paper says
-4,000. What differs: embeddings of rows and columns of a table, 50 wide; a
-cosine decay of the learning rate.
+Paper row: none. The task is from arXiv 2011.04006, which uses 4 layers of width
+256 with 4 heads, an MLP of width 1,024, and 20,000 steps of 32 texts. Texts
+have 1,000 bytes, as in its code, whereas its paper says 4,000. This config
+differs in the following ways. Positions are embedded by the rows and columns of
+a table with 50 columns. The learning rate decays along a cosine.
 
   python train.py --config=configs/lra_text.py --workdir=runs/lra_text \\
     --config.data.path=aclImdb
   python eval.py --workdir=runs/lra_text
 
-The data are those of Maas et al. 2011, folders `train` and `test` which have
-`pos` and `neg`; LRA validates on the test split. Here, the end of each class in
-`train` is the validation split, by `data.fractions`, unless a folder `val`
-stands beside them. Remove `train/unsup`.
+The data are those of Maas et al. 2011: the folders `train` and `test`, each
+with the folders `pos` and `neg`. Remove `train/unsup`. The benchmark validates
+on the test split. Here, the end of each class in `train` is the validation
+split, in proportion to `data.fractions`, unless there is a folder `val` beside
+`train` and `test`.
 
-Expected: not run, since the data are not part of this repository. 3,243,520
-parameters. Published: 64.27 % for dense attention, 63.58 % for a Sparse
-Transformer.
+Expected: not known, because we have not run this config: the data are not part
+of this repository. The network has 3,243,520 parameters. Published accuracies:
+64.27 % for dense attention, and 63.58 % for a Sparse Transformer.
 """
 
 from configs import lra_listops

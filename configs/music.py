@@ -1,14 +1,16 @@
-"""Sound from any WAV files as 8-bit mu-law at 12 kHz: strided attention.
+"""Sound from WAV files as 8-bit mu-law at 12 kHz: strided attention.
 
-Paper row: none; a small network for a CPU. music_152m.py has the paper's.
+Paper row: none. This is a small network for a CPU. The paper's network is in
+music_152m.py.
 
   python train.py --config=configs/music.py --workdir=runs/music \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music
 
 Expected: 7.37 bits/sample on the test split of 106 seconds of two orchestral
-pieces after 40 steps with 10 of warm-up, one minute of CPU time on an AMD EPYC;
-this only shows that the loss falls. 875,392 parameters.
+pieces, after 40 steps, 10 of them warm-up. This takes one minute of CPU time on
+an AMD EPYC, and only shows that the loss falls. The network has 875,392
+parameters.
 """
 
 from configs import text_small

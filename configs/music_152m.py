@@ -1,17 +1,18 @@
-"""Music of 65,536 samples at once, 152M parameters, strided attention.
+"""Music in sequences of 65,536 samples, 152M parameters, strided attention.
 
 Paper row: Child et al. 2019, Table 4, 1.97 bits/sample on classical music at 12
-kHz in 8-bit mu-law. The paper states the length, the number of parameters, and
-that no larger network fits V100s of 16 GB: the sizes here are guesses that give
-this number. How the paper processed and split its data is not known, and scores
-on other music cannot be compared with its own.
+kHz in 8-bit mu-law. The paper states the length and the number of parameters,
+and that a larger network does not fit a V100 with 16 GB. The sizes here are
+guesses that result in this number of parameters. It is not known how the paper
+processed and split its data, so scores on other music cannot be compared with
+the paper's score.
 
   python train.py --config=configs/music_152m.py --workdir=runs/music_152m \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_152m --step=best
 
-In the paper: 1.97 bits/sample on the paper's data. Not run here yet;
-151,840,256 parameters.
+In the paper: 1.97 bits/sample on the paper's data. We have not trained this
+network. It has 151,840,256 parameters.
 """
 
 from configs import default

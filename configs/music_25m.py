@@ -1,14 +1,14 @@
-"""Music of 262,144 samples at once, 25M parameters, strided attention.
+"""Music in sequences of 262,144 samples, 25M parameters, strided attention.
 
-Paper row: Child et al. 2019, Table 4, 2.17 bits/sample. As for music_152m.py,
-only the length and the number of parameters are known.
+Paper row: Child et al. 2019, Table 4, 2.17 bits/sample. The paper states only
+the length and the number of parameters, as for music_152m.py.
 
   python train.py --config=configs/music_25m.py --workdir=runs/music_25m \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_25m --step=best
 
-In the paper: 2.17 bits/sample on the paper's data. Not run here yet; 25,151,680
-parameters.
+In the paper: 2.17 bits/sample on the paper's data. We have not trained this
+network. It has 25,151,680 parameters.
 """
 
 from configs import music_152m

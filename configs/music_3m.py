@@ -1,14 +1,14 @@
-"""Music of 1,048,576 samples at once, 3M parameters, strided attention.
+"""Music in sequences of 1,048,576 samples, 3M parameters, strided attention.
 
-Paper row: Child et al. 2019, Table 4, 2.99 bits/sample. As for music_152m.py,
-only the length and the number of parameters are known.
+Paper row: Child et al. 2019, Table 4, 2.99 bits/sample. The paper states only
+the length and the number of parameters, as for music_152m.py.
 
   python train.py --config=configs/music_3m.py --workdir=runs/music_3m \\
     --config.data.path=FOLDER
   python eval.py --workdir=runs/music_3m --step=best
 
-In the paper: 2.99 bits/sample on the paper's data. Not run here yet; 2,884,320
-parameters.
+In the paper: 2.99 bits/sample on the paper's data. We have not trained this
+network. It has 2,884,320 parameters.
 """
 
 from configs import music_152m

@@ -1,19 +1,22 @@
-"""Video of a fixed camera: clips of 16 gray frames of 16 x 16 pixels.
+"""Video of a fixed camera: clips of 16 gray frames with 16 x 16 pixels.
 
-Paper row: none; 2 merged layers on clips of 4,096 bytes, in which the same
-pixel of the frame before is 256 positions back, trained by Muon. data.path is
-a .npy file of uint8 [clips, 256, 16], in the order of time: row 16 t + y of a
-clip is row y of its frame t. data.fractions are those of 49 stretches of 16
-frames, so that no stretch is in two splits. vtest.avi is a sample of OpenCV's.
+Paper row: none. The network has 2 merged layers and is trained with Muon on
+clips of 4,096 bytes. In these, the same pixel of the previous frame is 256
+positions back.
+
+data.path is a .npy file of uint8 [clips, 256, 16], in the order of time. Row 16
+t + y of a clip is row y of frame t of the clip. data.fractions assigns 36, 5
+and 8 of 49 stretches of 16 frames to the splits, so that no stretch is in two
+splits. vtest.avi is a sample video of OpenCV.
 
   python -m benchmarks.video vtest.avi clips.npy --shrink=4
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy
 
-Expected after 400 steps, mean of 3 seeds: 1.34 bits/dim of the validation
-split, and 1.11 on the frames after the first. On these frames, a table of
-counts has 0.96 (benchmarks/counts.py), so train for longer.
-108,992 parameters.
+Expected after 400 steps, as the mean of 3 seeds: 1.34 bits/dim on the
+validation split, and 1.11 on all frames but the first. On the latter, a table
+of counts scores 0.96 (benchmarks/counts.py), so train for longer. The network
+has 108,992 parameters.
 """
 
 from configs import cifar10_keys

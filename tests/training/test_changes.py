@@ -272,7 +272,7 @@ def test_finished_run_is_not_relabelled(trained, tmp_path):
     (name,) = changes
     with refused(f"config: {name} .*--allow_changes"):
       loop.train(config, workdir)
-    with refused(f"{name} cannot change: .* no step"):
+    with refused(f"{name} cannot change, .* no step"):
       loop.train(config, workdir, allow_changes=True)
 
   assert runs.files(workdir).keys() == before.keys()
@@ -292,7 +292,7 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   later.parent.mkdir()
   later.touch()  # of the step that went
 
-  with refused("of a step that would change; move it"):
+  with refused("trained again with another config; move the file"):
     loop.train(config, workdir, allow_changes=True)
 
   later.unlink()

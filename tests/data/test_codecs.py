@@ -148,7 +148,7 @@ NO_KIND = "x.wav is damaged or truncated, or of a kind that is not read"
     ("x.wav", silence(rate=0), ["has 0 samples per second"]),
     ("x.wav", silence(rate=2**31 - 1), ["samples per second"]),
     ("x.wav", silence(rate=1), ["has 1 samples per second"]),
-    ("x.wav", b"RIFX not a wav at all", ["of a kind that is not read"]),
+    ("x.wav", b"RIFX not a wav at all", ["its format is not supported"]),
   ],
 )
 def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
@@ -250,7 +250,7 @@ def test_separator_follows_each_document(tmp_path):
 
   found = Text(0).decode(b"ab", "x")
   np.testing.assert_array_equal(found, [97, 98, 0])
-  with refused("x has byte 0 at 1, .*documents=True"):
+  with refused("x contains byte 0 at index 1, .*documents=True"):
     Text(0).decode(b"a\0b", "x")
 
 

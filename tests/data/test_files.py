@@ -65,7 +65,7 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
   )
   for content in contents:
     path.write_bytes(content)
-    with refused(f"{path} is damaged .* or of a kind"):
+    with refused(f"{path} is damaged .* or its format is"):
       files.read(path)
 
   path.unlink()

@@ -215,5 +215,5 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ["rotation", "transposition", "jigsaw"])
 def test_order_needs_images_that_have_it(name):
-  with refused(f"images of .5, 4, 1. have no '{name}'"):
+  with refused(f"images of .5, 4, 1. have no order '{name}'"):
     Scans((name,), (5, 4, 1))

@@ -265,7 +265,7 @@ def test_line_that_is_no_record_is_named(tmp_path, line):
   [
     (LINE.decode().encode("utf-16") * 2, "line 1 is not .*UTF16 data"),
     (gzip.compress(LINE, mtime=0), "line 1 is not .*gzip data"),
-    (LINE + b'\n{"text": "a\\u0000"}', "line 2 has byte 0 at 1"),
+    (LINE + b'\n{"text": "a\\u0000"}', "line 2 contains byte 0 at index 1"),
   ],
 )
 def test_other_files_of_records_are_rejected(tmp_path, content, phrase):
@@ -279,7 +279,7 @@ def test_half_a_character_becomes_another_one(tmp_path, capfd):
   (tmp_path / "x.jsonl").write_text("\n".join(lines))
   text = contents(source_of("jsonl", tmp_path)).decode()
   assert text == "a\ufffd\n\U0001f600\ufffd\n"
-  line = "x.jsonl: 2 halves of characters became U+FFFD"
+  line = "x.jsonl: 2 surrogates (halves of characters) were replaced by"
   assert line in capfd.readouterr().err
 
 
@@ -391,7 +391,7 @@ def test_classes_are_the_upper_folders(tmp_path):
   [
     ({"a": [b"x"] * 8, "b": [b"x"]}, "train is empty: 1 files in .*b in all"),
     ({"a": [b"x"] * 8, "b": [b""] * 8}, "b/00.txt is empty; remove it"),
-    ({"a": [b"x"] * 8}, "at least 2 classes, .* it has a$"),
+    ({"a": [b"x"] * 8}, "at least 2 classes, .* it contains a$"),
   ],
 )
 def test_classes_that_cannot_be_learned_are_an_error(tmp_path, texts, message):

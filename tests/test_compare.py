@@ -654,8 +654,8 @@ def test_choices_that_are_blind_to_a_symbol_are_named():
   cells = {row[0]: row[column] for row in rows}
   assert cells == {"dense": "yes", "local": "no", "column": "50 %"}
   text = record.notes(made)
-  assert "No position sees the byte above with local: how far" in text
+  assert "With local, no position sees the byte above. Their gap" in text
 
   # Where all see it, there is nothing to say.
   rivals = comparisons.record(runs[0], runs[2])
-  assert "No position sees" not in record.notes(rivals)
+  assert "no position sees" not in record.notes(rivals)

@@ -204,7 +204,7 @@ def _cost_of_one(module, x):
 
 
 def trips(module: Module, loop: Instruction) -> int | None:
-  """Returns the number of trips of a loop, or None if it is unknown.
+  """Returns the number of iterations of a loop, or None if it is unknown.
 
   XLA records the number if it knows it. Otherwise, it is the only constant in a
   condition `counter < constant`. This assumes that the counter starts at 0 and

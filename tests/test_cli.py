@@ -312,7 +312,7 @@ def test_code_of_a_run_is_named_and_not_run(command, own, capfd):
   (line,) = capfd.readouterr().err.splitlines()
   start, _, printed = line.partition(", run ")
   assert start.endswith(
-    ".py: Mine, mine must be registered first: if you trust the code in a"
+    ".py: Mine, mine must be registered first; if you trust the code in a"
     " run/config.py"
   )
   config = "--config=a run/config.py"

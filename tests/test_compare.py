@@ -237,7 +237,7 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   assert titles[1:] == tuple(f"{tune.field}={x}" for x in tune.values)
   assert dense[2:] == ("[2.0000]", "diverged")
   assert local[3] == "[3.0000]"
-  assert note.endswith("a value beyond may be better: local.")
+  assert note.endswith("a value beyond it may be better: local.")
 
 
 def test_figure_has_a_line_for_each_value_and_a_legend_beside():

@@ -167,7 +167,7 @@ def test_advice_on_planes_gives_the_images(tmp_path):
   with refused("x.npy contains") as error:
     source_of("images", tmp_path / "x.npy")
 
-  advice = str(error.value).rpartition("are published, ")[2]
+  advice = str(error.value).rpartition("are published, save ")[2]
   found = eval(
     advice,
     dict(
@@ -389,7 +389,7 @@ def test_imagenet64_of_other_than_its_images_is_refused(
   tmp_path, arrays, change
 ):
   np.save(tmp_path / "valid_64x64.npy", change(arrays[1]))
-  with refused("valid_64x64.npy hold"):
+  with refused("valid_64x64.npy contain"):
     source_of("imagenet64", tmp_path).examples("train")
 
 

@@ -77,7 +77,7 @@ def test_scans_are_composed_one_after_another():
 
 
 def test_order_that_is_named_twice_is_refused():
-  with refused("=2 must be .*=0 to 4, each once"):
+  with refused("=2 must be .*=0 to 4, each at most once"):
     EVERY.labels(["rotation=1", "colors=3", "rotation=2"])
 
 

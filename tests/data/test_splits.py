@@ -122,7 +122,9 @@ def test_several_names_of_a_split_are_joined_and_told(tmp_path, capfd):
   err = capfd.readouterr().err
   assert f"{tmp_path}: the train split joins train.en, train.fr\n" in err
   assert f"{tmp_path}: the validation split joins valid.en, valid.fr\n" in err
-  assert "files that are not read: 1, such as Train/x; data.splits=frac" in err
+  assert (
+    "files that are not read: 1, such as Train/x; to read all, set data" in err
+  )
   assert sizes(tmp_path, splits="names") == [120, 80, 40]
 
 
@@ -136,8 +138,8 @@ def test_lack_of_a_split_and_files_that_are_not_read_are_told(tmp_path, capfd):
   assert "has no test split; b.val.txt is used, as for validation" in err
   assert "warning: " in err
   assert (
-    "files that are not read: 1, such as README.md; data.splits=fractions reads"
-    " all\n" in err
+    "files that are not read: 1, such as README.md; to read all, set"
+    " data.splits=fractions\n" in err
   )
   (tmp_path / "b.val.txt").replace(tmp_path / "test.txt")
   assert sizes(tmp_path) == [20, 20, 40]

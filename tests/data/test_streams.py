@@ -41,7 +41,10 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   source_of("bytes", tmp_path).load()
   err = capfd.readouterr().err
 
-  assert "b/x.tar.gz has zero bytes, unlike text, and so may others: unp" in err
+  assert (
+    "b/x.tar.gz has zero bytes, unlike text, and other files may, too; unp"
+    in err
+  )
   assert err.count("\n") == 1
 
 
@@ -255,7 +258,7 @@ NO_RECORDS = {
 def test_line_that_is_no_record_is_named(tmp_path, line):
   good = b'{"text": "a"}\n\n'
   (tmp_path / "x.jsonl").write_bytes(good + line + b"\n" + good)
-  phrase = "x.jsonl, line 3 is not JSON with a text in its field"
+  phrase = "x.jsonl, line 3 is not JSON with text in its field"
   with refused(phrase, NO_RECORDS[line]):
     source_of("jsonl", tmp_path).examples("train")
 
@@ -344,7 +347,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
 
   (tmp_path / "README.md").write_text("x")
   assert sizes_of(source_of("labelled", tmp_path)) == sizes
-  line = "not read: 1, such as README.md, in no folder of a class\n"
+  line = "not read: 1, such as README.md, because they are not in a folder of a class\n"
   assert line in capfd.readouterr().err
 
   for split in "train", "val":
@@ -352,7 +355,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
     write_classes(folder, GOOD)
     (folder / "urls.txt").write_text("x")
   source_of("labelled", tmp_path / "more")
-  line = "not read: 2, such as train/urls.txt, in no folder of a class\n"
+  line = "not read: 2, such as train/urls.txt, because they are not in a folder of a class\n"
   assert line in capfd.readouterr().err
 
 

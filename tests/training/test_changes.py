@@ -327,7 +327,7 @@ def test_config_that_was_edited_is_told_where_its_run_is_read(
   path = workdir / "config.json"
   path.write_text(path.read_text().replace('"strided"', '"dense"'))
   assert open_run(workdir).experiment.config.attention.pattern == "strided"
-  line = "used with its own, not with --config.attention.pattern=dense"
+  line = "used with its own config, not with --config.attention.pattern=dense"
   assert line in capsys.readouterr().err
 
 

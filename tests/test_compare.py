@@ -146,7 +146,7 @@ def test_comparison_does_not_go_on_with_other_data(tmp_path):
   preflight.begin(plan)
   path.write_bytes(b"abce" * 256)
 
-  with refused("is of other data; use another"):
+  with refused("describes other data; use another"):
     preflight.begin(plan)
 
 
@@ -519,7 +519,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   # The folder of one comparison is not used for another.
   capfd.readouterr()
   assert runs.command(SCRIPT, *line, "--first_seed=3") == 1
-  assert "is of another comparison; use" in capfd.readouterr().err
+  assert "describes another comparison; use" in capfd.readouterr().err
 
   # A value that no candidate trains ends the comparison.
   monkeypatch.setattr(jobs, "call", pretend(dict.fromkeys(scores), []))

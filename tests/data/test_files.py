@@ -178,7 +178,7 @@ def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
   source = functools.partial(source_of, path=tmp_path / "x.txt")
 
   assert small_data.contents(source("bytes")) == content * 9
-  line = f"{tmp_path}/x.txt has {kind} data, unlike text, and other files may, too; unp"
+  line = f"{tmp_path}/x.txt has {kind} data, unlike text, and other files"
 
   assert line in capfd.readouterr().err
   for name, phrase in (

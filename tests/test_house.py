@@ -63,16 +63,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_132,
-  "benchmarks": 28_472,
-  "commands": 20_137,
-  "data": 14_333,
+  "benchmarks": 28_474,
+  "commands": 20_193,
+  "data": 14_345,
   "figures": 2_794,
-  "library": 140_261,
+  "library": 140_343,
   "model": 15_838,
   "patterns": 15_623,
-  "targets": 4_087,
-  "tests": 172_280,
-  "training": 26_317,
+  "targets": 4_088,
+  "tests": 172_290,
+  "training": 26_330,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

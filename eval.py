@@ -2,15 +2,18 @@
 
 python eval.py --workdir=runs/digits
 
-Prints a JSON object for each checkpoint and each --min_context, one per line,
-and a sentence about it on standard error. --examples=N scores the first N only.
-Writes bits by position in the window to `evaluations` in the workdir, as JSON
-and as a picture, and report.py shows them in a table. The config is
-read from the workdir; any field can be overridden as in training:
---config.attention.backend=dense. A score under overrides that change it names
-them, and has files of its own. Scores are computed in float32, also for runs in
-bfloat16 or float16, unless --config.model.dtype names another dtype.
---config.data.path=FILE scores other data, with the same symbols.
+Prints one JSON object per line for each checkpoint and each --min_context, and
+a one-sentence summary on standard error. --examples=N scores only the first N
+examples. Writes the bits by position in the window into the folder
+`evaluations` of the workdir, as JSON and as a picture, from which
+sparse_transformer.report makes a table.
+
+The config is read from the workdir. Any field can be overridden as in training,
+for example with --config.attention.backend=dense. If the overrides can change
+the score, they are recorded with it, and the score is written to separate
+files. Scores are computed in float32, even for runs trained in bfloat16 or
+float16, unless --config.model.dtype sets another dtype.
+--config.data.path=FILE scores other data with the same vocabulary.
 """
 
 import json
@@ -27,7 +30,7 @@ def main(argv: Sequence[str]) -> None:
   """Scores checkpoints of a run, and prints each score as JSON."""
   args = flags.FLAGS
   contexts = _contexts(args.min_context)
-  # JAX loads here, after mistakes in flags are found.
+  # This import loads JAX, so mistakes in flags are reported before it.
   from sparse_transformer.training.evaluation import evaluations
 
   requests = [
@@ -40,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     )
     for context in contexts
   ]
-  # Each score is printed when it is known: others may take hours.
+  # Print each score as soon as it is known, because the next may take hours.
   overrides = cli.overrides(in_float32=True)
   for score in evaluations.evaluate_run(
     args.workdir, args.step, overrides, requests
@@ -50,28 +53,41 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _contexts(words):
-  """The integers of --min_context, each once, in their order."""
+  """Returns the distinct integers of --min_context, in the order given."""
   if all(re.fullmatch("-?[0-9]{1,25}", word) for word in words):
     return [*dict.fromkeys(map(int, words))]
   text = ",".join(words)
-  raise ValueError(f"--min_context={text} must be integers, between commas")
+  raise ValueError(
+    f"--min_context={text} must be integers separated by commas, such as 0,512"
+  )
 
 
 if __name__ == "__main__":
   flags.DEFINE_enum("split", "test", SPLITS, "Split to score.")
   flags.DEFINE_integer(
-    "examples", None, "How many examples to score, the first; or all.", 1
+    "examples", None, "Scores only the first N examples; default: all.", 1
   )
   flags.DEFINE_list(
-    "step", [], "Steps; all; or best, by validation in training; or the last."
+    "step",
+    [],
+    "Checkpoints to score: steps, all, or best (by validation during training);"
+    " default: the last.",
   )
   flags.DEFINE_list(
-    "min_context", ["0"], "Fewest positions before scored ones."
+    "min_context",
+    ["0"],
+    "Scores only positions that follow at least N others; several N are"
+    " separated by commas.",
   )
   flags.DEFINE_list(
-    "order", [], "Permutations of images: NAME=LABEL, see docs/data.md."
+    "order",
+    [],
+    "Order in which images are read, as NAME=LABEL; see docs/data.md.",
   )
   flags.DEFINE_enum(
-    "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
+    "weights",
+    "ema",
+    ("ema", "params"),
+    "Scores the averaged weights (ema) or the raw weights (params).",
   )
   cli.run(main, cli.on_workdir)

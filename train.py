@@ -2,21 +2,24 @@
 
 python train.py --config=configs/digits.py --workdir=runs/digits
 
-Any field of the config can be overridden: --config.attention.pattern=fixed.
-Restarted with the same workdir, it resumes from the last checkpoint; with
---allow_changes, also for more steps, or with other patterns or learning rates.
-SIGTERM, SIGINT and SIGHUP make it save a checkpoint and exit with status 130;
-a second SIGTERM or SIGINT ends it. --profile=FIRST:LAST traces steps into the
-folder `profile` of the workdir. With --limit=processor_seconds:600 or
---limit=seconds:600, that much time of training ends the run, and the learning
-rate follows the clock.
+Any field of the config can be overridden, for example with
+--config.attention.pattern=fixed. If the workdir already contains a run, the
+command resumes it from its last checkpoint; with --allow_changes, it can train
+for more steps, or continue with other patterns or learning rates. After
+SIGTERM, SIGINT or SIGHUP, it saves a checkpoint and exits with status 130; a
+second SIGTERM or SIGINT ends it at once. --profile=FIRST:LAST traces these
+steps and writes the trace into the folder `profile` of the workdir. With
+--limit=processor_seconds:600 or --limit=seconds:600, the run ends after 600
+seconds of training, and the learning rate is scheduled by time, not by steps.
 
-A config file may define on_metrics(step, split, values) beside get_config: it
-is called for each line of metrics.jsonl, to send it elsewhere.
+A config file may define a function on_metrics(step, split, values) in addition
+to get_config. It is called for each line of metrics.jsonl, for example to send
+the values to another service.
 
-Several processes, each with its own devices, train together: start each with
-the same command and --coordinator, --num_processes and --process_id; or, where
-the cluster says these, with --distributed=auto. See docs/scaling.md.
+Several processes, each with its own devices, can train one model. Start each
+process with the same command and with --coordinator, --num_processes and
+--process_id. On clusters where JAX can detect these three, use
+--distributed=auto instead. See docs/scaling.md.
 """
 
 import functools
@@ -32,25 +35,29 @@ MAX_PROFILED = 100  # steps; each may take megabytes
 
 
 def main(argv: Sequence[str]) -> None:
-  """Trains a run, or resumes it."""
+  """Starts a run, or resumes it."""
   cli.require("config", "workdir")
   args = flags.FLAGS
   named = args.coordinator, args.num_processes, args.process_id
   are_named = named != (None, None, None)
   if args.distributed and are_named:
     raise ValueError(
-      "--distributed=auto finds --coordinator, --num_processes and --process_id"
-      " out; give either it or them"
+      "--distributed=auto detects --coordinator, --num_processes and"
+      " --process_id; omit these flags, or omit --distributed"
     )
   are_several = are_named or args.distributed is not None
-  # Each process has its own clock, and they would stop at different steps.
+  # Each process has its own clock, so they would stop at different steps.
   if args.limit and are_several:
-    raise ValueError("--limit is for one process: omit --coordinator etc.")
+    raise ValueError(
+      "--limit requires a single process; omit --limit, or omit --coordinator,"
+      " --num_processes, --process_id and --distributed"
+    )
 
   limit = args.limit and stopwatch.parse_limit(args.limit, "limit")
   profile = _profiled(args.profile, schema.typed(args.config).train.steps)
 
-  # Where ml_collections leaves the config file, which may define on_metrics.
+  # ml_collections imports the config file as this module. The file may define
+  # on_metrics.
   module = sys.modules.get("config_config")
   from sparse_transformer import machine
   from sparse_transformer.training.distributed import processes
@@ -58,7 +65,8 @@ def main(argv: Sequence[str]) -> None:
 
   machine.keep_freed_memory()
 
-  # Before anything asks for devices: JAX then knows those of all processes.
+  # This must precede any use of devices, so that JAX sees the devices of all
+  # processes.
   if are_several:
     processes.join(
       args.coordinator,
@@ -80,9 +88,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _profiled(text, steps):
-  """The range of the steps to trace, from FIRST:LAST; () without the flag.
+  """Returns the range of steps to trace, parsed from FIRST:LAST.
 
-  Raises ValueError if these are no steps of the run, or too many.
+  Returns () if the flag is not given. Raises ValueError if some of the steps
+  are not in the run, or if there are more than `MAX_PROFILED`.
   """
   if text is None:
     return ()
@@ -90,33 +99,51 @@ def _profiled(text, steps):
   first, last = map(int, match.groups()) if match else (0, 0)
   if not 1 <= first <= last <= min(steps, first + MAX_PROFILED - 1):
     raise ValueError(
-      f"--profile={text} must be FIRST:LAST, with 1 <= FIRST <= LAST <= {steps}"
-      f", the steps of the run, and name at most {MAX_PROFILED} of them"
+      f"--profile={text} must be FIRST:LAST with 1 <= FIRST <= LAST <= {steps}"
+      f" (the last step of the run), and cover at most {MAX_PROFILED} steps"
     )
   return range(first, last + 1)
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "Folder that the run writes to.")
+  flags.DEFINE_string("workdir", None, "Folder to which the run is written.")
   flags.DEFINE_boolean(
     "allow_changes",
     False,
-    "Resumes with other attention.*, optimizer.* (except name), train.steps,"
-    " train.batch_size, train.accumulation and eval.sequences.",
+    "Allows a resumed run to change attention.*, optimizer.* (except"
+    " optimizer.name), train.steps, train.batch_size, train.accumulation and"
+    " eval.sequences.",
   )
-  flags.DEFINE_string("profile", None, "FIRST:LAST, the steps to trace.")
+  flags.DEFINE_string("profile", None, "The steps to trace, as FIRST:LAST.")
   flags.DEFINE_string(
-    "limit", None, "seconds:N or processor_seconds:N of training end the run."
+    "limit",
+    None,
+    "Training time after which the run ends: seconds:N (elapsed time) or"
+    " processor_seconds:N (CPU time).",
   )
-  flags.DEFINE_string("coordinator", None, "HOST:PORT of the first process.")
+  flags.DEFINE_string(
+    "coordinator", None, "Address of the first process, as HOST:PORT."
+  )
   DEFINE_count = functools.partial(
     flags.DEFINE_integer, lower_bound=1, upper_bound=2**31 - 1
   )
-  DEFINE_count("num_processes", None, "How many processes train together.")
-  flags.DEFINE_integer("process_id", None, "Which of them this is, from 0.", 0)
-  flags.DEFINE_enum(
-    "distributed", None, ["auto"], "Finds these three out: on Slurm, TPU pods."
+  DEFINE_count("num_processes", None, "Number of processes that train the run.")
+  flags.DEFINE_integer(
+    "process_id", None, "Index of this process, counted from 0.", 0
   )
-  DEFINE_count("connect_seconds", 300, "How long processes wait for others.")
-  DEFINE_count("heartbeat_seconds", 100, "When a silent process is lost.")
+  flags.DEFINE_enum(
+    "distributed",
+    None,
+    ["auto"],
+    "Detects --coordinator, --num_processes and --process_id, for example on"
+    " Slurm or TPU pods.",
+  )
+  DEFINE_count(
+    "connect_seconds", 300, "Seconds to wait for the other processes at start."
+  )
+  DEFINE_count(
+    "heartbeat_seconds",
+    100,
+    "Seconds after which a process that sends no heartbeat counts as lost.",
+  )
   cli.run(main, cli.on_config)

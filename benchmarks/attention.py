@@ -1,11 +1,12 @@
-"""Measures our attention and other libraries' attention.
+"""Measures our attention, and that of other libraries.
 
   python -m benchmarks.attention [--cases=3072,growth] [--rounds=N]
 
-Writes results/attention-<machine>.json; docs/performance.md explains its
-columns. JAX and torch run in separate processes for each case, and only one of
-them computes at a time. `make bench` installs torch and the other peers from
-requirements-peers.txt; without them, only ours and JAX's run.
+Writes results/attention-<machine>.json, whose columns docs/performance.md
+explains. For each case, JAX and torch run in separate processes, and only one
+of them computes at a time. `make bench` installs torch and the other libraries
+from requirements-peers.txt. Without them, only our attention and JAX's own are
+measured.
 """
 
 import dataclasses
@@ -45,11 +46,11 @@ class Case:
 
   title: str
   entries: tuple[Entry, ...]
-  rounds: int = 0  # if 0, only results are checked
+  rounds: int = 0  # 0: only checks results
 
 
 def oracle():
-  """Causal examples of every pattern in the catalogue, and combinations."""
+  """Returns causal examples of each pattern in the catalogue, and of unions."""
   causal = (found.causal for found in examples.STATIC.values())
   return *(str(pattern) for some in causal for pattern in some), *ALGEBRA
 
@@ -113,7 +114,10 @@ class Process:
       raise OSError(f"{module}: {self.versions['failed']}")
 
   def __call__(self, do, **arguments):
-    """The answer to a request; {"failed": reason} if the process has died."""
+    """Returns the answer to a request.
+
+    If the process has ended, the answer is {"failed": reason}.
+    """
     try:
       request = json.dumps({"do": do, **arguments})
       print(request, file=self.child.stdin, flush=True)
@@ -127,7 +131,7 @@ class Process:
 
 
 def measure(case, rounds, processes):
-  """The rows of a case; it has its own number of rounds if `rounds` is 0."""
+  """Returns the rows of a case; if `rounds` is 0, it uses the case's number."""
   rounds = case.rounds and (rounds or case.rounds)
   rows, turns = [], []
   for entry in case.entries:

@@ -3,18 +3,22 @@
 python -m benchmarks.baselines --config=configs/text_small.py \\
   --config.data.path=FILE
 
-In bits per symbol of the validation and test split, given the training split.
+Scores are bits per symbol of the validation and test split, given the training
+split.
 
-Images: the distribution of each position's values, each counted once more than
-it occurs; `benchmarks.linear`; and codecs, of RGB pixels and of clips: the size
-of the split as one square mosaic, so that the header vanishes. Clips also:
-`benchmarks.counts`, of all frames but the first.
-Text: compressors: the size of the training split and the scored one minus the
-size of the training split; and "window alone", without the training split: the
-sizes of each `config.data.length` bytes by themselves, which is all that a
-network has of the scored split for a prediction.
-Codecs are not given the training split. They and compressors also learn from
-what they have coded of a split; `sees` says what they can use.
+For images, the baselines are: independent positions, each with the distribution
+of its values in the training split, where each value is counted once more than
+it occurs; `benchmarks.linear`; and, for RGB images and clips, the size of the
+split coded as one large mosaic, in which the header is negligible. For clips,
+`benchmarks.counts` also scores all frames but the first.
+For text, the baselines are compressors. The score is the size of the training
+split and the scored split compressed together, minus that of the training split
+alone. The models "window alone" do not use the training split: each
+`config.data.length` bytes are compressed separately, because this is all that a
+network sees of the scored split for a prediction.
+Codecs do not use the training split. Codecs and compressors also learn from the
+part of a split that they have already coded; `sees` says how much of it they
+can use.
 
 Writes benchmarks/results/baselines_NAME.json, where NAME is config.data.name.
 """
@@ -40,9 +44,9 @@ from sparse_transformer import cli, data, schema
 Splits = Mapping[str, np.ndarray]
 OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10", "av": "18.1.0"}
 BEST = 9 | lzma.PRESET_EXTREME
-# Its manual recommends for text: bits of literal context, none of position.
+# The settings that the manual of LZMA recommends for text.
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
-MEMORY = 2**28  # bytes; if they were full, PPMd would forget everything
+MEMORY = 2**28  # bytes; if they were full, PPMd would discard its model
 
 
 def optional(name: str) -> Any:
@@ -50,7 +54,7 @@ def optional(name: str) -> Any:
     return importlib.import_module(name)
   except ModuleNotFoundError:
     wanted = f"{name}=={OPTIONAL[name]}"
-    print(f"what needs {name} is left out: pip install {wanted}")
+    print(f"baselines that need {name} are omitted: pip install {wanted}")
     return None
 
 
@@ -67,7 +71,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
   "PPMd -o6": functools.partial(ppmd, order=6),
   "PPMd -o16": functools.partial(ppmd, order=16),
 }
-# Without a header, which short texts would feel.
+# Compressors without a header, which would increase the size of short texts.
 ALONE: dict[str, Callable[[bytes], bytes]] = {
   "LZMA": functools.partial(
     lzma.compress, format=lzma.FORMAT_RAW, filters=[TEXT]
@@ -75,8 +79,9 @@ ALONE: dict[str, Callable[[bytes], bytes]] = {
   "PPMd -o6": COMPRESSORS["PPMd -o6"],
   "PPMd -o16": COMPRESSORS["PPMd -o16"],
 }
-# Of libpng's filters and strategies, these are best on the validation split of
-# CIFAR-10: a filter for each row, by the least sum of absolute differences.
+# Of libpng's filters and strategies, those used here are best on the validation
+# split of CIFAR-10. They choose the filter of each row that minimizes the sum
+# of absolute differences.
 CODECS: dict[str, tuple[str, dict[str, Any]]] = {
   "PNG -9": ("png", dict(level=9, filter="all", strategy="filtered")),
   "WebP -m 6 -q 100": ("webp", dict(level=100, method=6, lossless=True)),
@@ -101,7 +106,7 @@ def main(argv):
   content = record.about("python -m benchmarks.baselines", sys.argv[1:])
   content |= dict(data=dict(path=path, fractions=config.fractions))
   content |= score(data.source(config))
-  for name in sys.modules.keys() & OPTIONAL:  # these were used
+  for name in sys.modules.keys() & OPTIONAL:  # the optional packages in use
     content["versions"][name] = sys.modules[name].__version__
   out = flags.FLAGS.out or record.FOLDER / f"baselines_{config.name}.json"
   record.write(pathlib.Path(out), content)
@@ -130,7 +135,7 @@ def score(source: data.Source) -> dict[str, Any]:
 
 
 def independent(splits: Splits, size: int) -> dict[str, Any]:
-  """The score of independent positions, whose values are less than `size`."""
+  """Returns the score of independent positions with values below `size`."""
   count = functools.partial(np.bincount, minlength=size)
   counts_LV = 1 + np.stack([count(values) for values in splits["train"].T])
   bits_LV = -np.log2(counts_LV / counts_LV.sum(1, keepdims=True))
@@ -152,7 +157,7 @@ def codecs(splits: Splits, shape: tuple[int, int, int]) -> list[dict[str, Any]]:
 
 
 def video_codecs(splits: Splits, source: data.Images) -> list[dict[str, Any]]:
-  """Frame t of the mosaic has frame t of every clip."""
+  """Scores codecs on a video that shows all clips side by side."""
   rows, (_, side, _) = [], source.shape
   for name, (codec, options) in VIDEO_CODECS.items():
     row: dict[str, Any] = dict(model=f"`{name}`", sees="the mosaic")
@@ -165,7 +170,7 @@ def video_codecs(splits: Splits, source: data.Images) -> list[dict[str, Any]]:
 
 
 def coded(frames: np.ndarray, codec: str, options: dict[str, str]) -> list[Any]:
-  """The packets of a gray video [rows, columns, frames]."""
+  """Returns the packets of a gray video [rows, columns, frames]."""
   av = sys.modules["av"]
   context = av.CodecContext.create(codec, "w")
   context.height, context.width, number = frames.shape
@@ -181,7 +186,7 @@ def coded(frames: np.ndarray, codec: str, options: dict[str, str]) -> list[Any]:
 
 
 def mosaic(images: np.ndarray) -> np.ndarray:
-  """The images in a square, row by row, and black after the last."""
+  """Arranges images in a square, row by row, filled up with black."""
   number, height, width, channels = images.shape
   side = math.ceil(math.sqrt(number))
   after = (0, side**2 - number), (0, 0), (0, 0), (0, 0)
@@ -205,7 +210,7 @@ def compress(splits: Splits, has_ppmd: bool) -> list[dict[str, Any]]:
 def compress_windows(
   splits: Splits, length: int, has_ppmd: bool
 ) -> list[dict[str, Any]]:
-  """Compresses each sequence of a split by itself, without any other text."""
+  """Scores compressors on each sequence of a split separately."""
   rows = []
   for name, run in ALONE.items():
     if "PPMd" in name and not has_ppmd:
@@ -223,5 +228,5 @@ def compress_windows(
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", None, "File of the record.")
+  flags.DEFINE_string("out", None, "File to which the record is written.")
   cli.run(main, cli.on_config)

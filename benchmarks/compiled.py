@@ -2,9 +2,10 @@
 
   python -m benchmarks.compiled
 
-Compiles what benchmarks/results/compiled.json (training steps) and kernels.json
-(attention, once for presets whose kernels are alike) lack, or with --only=TEXT
-again what contains the text. Nothing is run, see docs/backends.md.
+Compiles training steps for benchmarks/results/compiled.json, and attention for
+kernels.json, once for presets that use the same kernels. Only missing rows are
+compiled or, with --only=TEXT, the rows that contain this text. Nothing is run,
+see docs/backends.md.
 """
 
 import importlib
@@ -30,13 +31,14 @@ sys.path.insert(0, str(record.REPO / "tests"))
 from helpers import assembly
 
 CONFIGS = {path.stem for path in (record.REPO / "configs").glob("*.py")}
-# These cannot be built without their data, which give classes and shapes.
+# The other configs cannot be built without their data, which define classes and
+# shapes.
 PRESETS = sorted(CONFIGS - {"default", "lra_text", "video"})
 TARGETS = "h100:1x1x1", "h100:1x1x8", "v5e:2x2"
 H100, EIGHT_H100, V5E = TARGETS
-# Presets with changes, and what they are compiled for.
+# (preset with changed fields, target).
 VARIANTS = (
-  # As many micro-batches as it takes to fit.
+  # With enough micro-batches to fit in memory.
   ("imagenet64 train.accumulation=2", H100),
   ("imagenet64 train.accumulation=4", V5E),
   ("imagenet64_300m train.accumulation=4", H100),
@@ -46,29 +48,30 @@ VARIANTS = (
   ("enwik8 mesh.fsdp=8", EIGHT_H100),
   ("enwik8 mesh.sequence=8", EIGHT_H100),
 )
-# GPUs of each compute capability, and widths of heads that no preset has.
+# A GPU of each compute capability, and head widths that no preset uses.
 GPUS = "a100", "a10", "rtx4090", "h100", "b200", "rtxpro6000"
 WIDTHS = ("enwik8_strided model.width=256", "enwik8_strided model.width=1024")
 
 
 def config_of(preset: str) -> schema.Config:
-  """The config of a preset: its name and fields to change, "a x.y=1"."""
+  """Returns the config of a preset, a name and fields to change, "a x.y=1"."""
   file, *fields = preset.split()
   config = importlib.import_module(f"configs.{file}").get_config()
   return config_lib.with_texts(config, dict(x.split("=") for x in fields))
 
 
 def changes_for(config: schema.Config, num_devices: int) -> dict[str, int]:
-  """The fields to change so that a batch is large enough for the mesh."""
+  """Returns fields to change so that the batch is large enough for the mesh."""
   fewest = mesh.num_shards(mesh.sizes(config, num_devices))
   is_small = config.train.batch_size < fewest
   return {"train.batch_size": fewest} if is_small else {}
 
 
 def compile_preset(preset: str, name: str) -> dict:
-  """The report on a preset, with a batch that is large enough for the mesh."""
+  """Returns the report on a preset, with a batch large enough for the mesh."""
   target, config = hardware.parse(name), config_of(preset)
-  # Rows can be compared if all that say nothing else recompute the same.
+  # Use the same rematerialization in all rows that do not set it, so that they
+  # can be compared.
   if config.model.remat == "auto":
     config = config.replace(**{"model.remat": "block"})
   changes = changes_for(config, target.num_devices)
@@ -80,7 +83,7 @@ def compile_preset(preset: str, name: str) -> dict:
 
 
 def kinds(name: str) -> dict[str, list[str]]:
-  """{what runs attention on a GPU: the presets for which it does}."""
+  """Returns {description of the backend on a GPU: presets that use it}."""
   target, found = hardware.parse(name), {}
   with platforms.targeting("cuda", target.capability):
     for preset in (*PRESETS, *WIDTHS):
@@ -97,7 +100,7 @@ def kinds(name: str) -> dict[str, list[str]]:
 
 
 def compile_kernels(preset: str, name: str) -> dict:
-  """What the kernels of a preset's attention take on a GPU."""
+  """Returns the resources of a preset's attention kernels on a GPU."""
   with tempfile.TemporaryDirectory() as folder:
     with mock.patch.dict(os.environ, assembly.variables(folder)):
       inputs = hardware.parse(name), config_of(preset)
@@ -114,7 +117,7 @@ def compile_kernels(preset: str, name: str) -> dict:
 
 
 def kernel_table(results: Iterable[dict]) -> str:
-  """The kernels that spill registers or do not compile."""
+  """Returns a table of kernels that spill registers or do not compile."""
   results, bad = list(results), {}
   for x in results:
     if x["spilled_bytes"] or not x["compiles"]:
@@ -136,7 +139,7 @@ def kernel_table(results: Iterable[dict]) -> str:
 
 
 def table(results: Iterable[dict]) -> str:
-  """The programs that do not fit a device's memory."""
+  """Returns a table of the programs that do not fit in a device's memory."""
   rows = [("preset", "target", "peak memory", "commit")]
   for report in results:
     (program,) = report["programs"]
@@ -149,7 +152,7 @@ def table(results: Iterable[dict]) -> str:
 
 
 def record_steps(only: str) -> None:
-  """Compiles training steps, and prints those that do not fit."""
+  """Compiles training steps, and prints those that do not fit in memory."""
   path = record.path("compiled")
   found = {(x["preset"], x["target"]): x for x in record.read("compiled")}
   everything = [(p, t) for t, p in itertools.product(TARGETS, PRESETS)]
@@ -175,14 +178,14 @@ def record_kernels(only: str) -> None:
       new[key] = about | compile_kernels(presets[0], key[1])
       record.write(path, [*new.values()])
     elif key in new:
-      new[key] |= about  # presets may be others now
+      new[key] |= about  # the presets may have changed
   record.write(path, [*new.values()])
   print(kernel_table(new.values()))
 
 
 def main() -> None:
   flags = record.parser(__doc__)
-  flags.add_argument("--only", default="", help="rows with this text")
+  flags.add_argument("--only", default="", help="compiles rows with this text")
   only = flags.parse_args().only
   record_steps(only)
   record_kernels(only)

@@ -1,21 +1,24 @@
-"""Makes folders of text in which far keys matter, to train on.
+"""Writes folders of text in which distant keys matter, for training.
 
 python -m benchmarks.corpora copyright FOLDER
 python -m benchmarks.corpora palestrina FOLDER --source=music21.whl
 
-copyright: /usr/share/doc/*/copyright of a Debian system, or those below
---source, in the order of their packages. Of equal files, the first is taken;
-files above half a megabyte are left out: Boost's alone has two.
-palestrina: the masses in the package music21, a file that `pip download
---no-deps music21` fetches, in the order of their names, a document for each
-part of a mass. Lines that begin with !!!, about the edition, are left out.
+copyright: the files /usr/share/doc/*/copyright of a Debian system, or those in
+the folder --source, sorted by package. Of identical files, only the first is
+used. Files larger than half a megabyte are omitted, because that of Boost alone
+has two megabytes.
+palestrina: the masses in the package music21, sorted by name, with a document
+for each part of a mass. The package is the file that `pip download --no-deps
+music21` fetches. Lines that begin with !!!, which are about the edition, are
+omitted.
 
-Writes FOLDER/train, validation and test. All parts of a mass are in one split;
-else, each file is drawn by itself. --seed draws them. With --pieces=256, a
-control, each split is instead one file of its pieces of 256 bytes, shuffled:
-near matches stay, and of far ones only those between documents. Prints what
-`benchmarks.matches` counts. What is written is others' work: use it, and do not
-publish it.
+The files are written to FOLDER/train, FOLDER/validation and FOLDER/test. --seed
+draws the splits. All parts of a mass are in the same split; other files are
+drawn separately. As a control, --pieces=256 cuts each split into pieces of 256
+bytes, shuffles them, and writes them as one file. This keeps near matches, but
+of distant matches only those between documents. The command prints the counts
+of `benchmarks.matches`. The texts are the work of others, so do not publish
+them.
 """
 
 import pathlib
@@ -29,8 +32,8 @@ from absl import flags
 from benchmarks import matches
 from sparse_transformer import cli, data
 
-SHARES = 0.8, 0.1, 0.1  # of the groups of files, for `data.SPLITS`
-MOST = 500_000  # bytes of a copyright file
+SHARES = 0.8, 0.1, 0.1  # fractions of groups of files, for `data.SPLITS`
+MOST = 500_000  # maximum size of a copyright file in bytes
 PARTS = re.compile(r".*/corpus/palestrina/(\w+)\.krn")
 MASS = re.compile(rb"^!!!OPR:(.*)$", re.MULTILINE)
 ABOUT = re.compile(rb"^!!!.*\n?", re.MULTILINE)
@@ -38,7 +41,7 @@ Documents = Mapping[str, tuple[bytes, bytes]]  # {name: (group, content)}
 
 
 def copyright_files(source: str) -> Documents:
-  """Distinct files by package, each its own group."""
+  """Returns distinct copyright files by package, each in its own group."""
   folder = pathlib.Path(source or "/usr/share/doc")
   found: dict[bytes, str] = {}
   for path in sorted(folder.glob("*/copyright")):
@@ -48,7 +51,7 @@ def copyright_files(source: str) -> Documents:
 
 
 def palestrina(source: str) -> Documents:
-  """Parts of masses by name, grouped by mass."""
+  """Returns parts of masses by name, grouped by mass."""
   found = {}
   with zipfile.ZipFile(source) as package:
     for name in sorted(package.namelist()):
@@ -67,10 +70,14 @@ CORPORA = dict(copyright=copyright_files, palestrina=palestrina)
 def main(argv):
   args = flags.FLAGS
   if len(argv) != 3 or argv[1] not in CORPORA:
-    raise ValueError(f"give one of {', '.join(CORPORA)}, and a folder to write")
+    raise ValueError(
+      f"give one of {', '.join(CORPORA)}, and the folder to write; see --help"
+    )
   documents = CORPORA[argv[1]](args.source)
   if not documents:
-    raise ValueError(f"{args.source or 'this system'} has no such documents")
+    raise ValueError(
+      f"{args.source or 'this system'} has no such documents; set --source"
+    )
   contents = {name: content for name, (_, content) in documents.items()}
   split = split_of(documents, args.seed)
   if args.pieces:
@@ -94,7 +101,7 @@ def main(argv):
 
 
 def split_of(documents: Documents, seed: int) -> dict[str, str]:
-  """{name: its split}; documents of a group have the same.
+  """Returns {name: its split}; documents of a group are in the same split.
 
   >>> groups = {str(i): (b"%d" % (i // 2), b"") for i in range(80)}
   >>> split = split_of(groups, seed=0)
@@ -115,13 +122,13 @@ def shuffle(
   """Cuts the text of each split into pieces, and shuffles them.
 
   Args:
-    contents: by name.
-    split: by name.
-    size: bytes of a piece; the last one of a split may be shorter.
-    seed: of the order.
+    contents: {name: text}.
+    split: {name: its split}.
+    size: the bytes of a piece; the last piece of a split may be shorter.
+    seed: the seed of the shuffle.
 
   Returns:
-    (contents, split) of one document for each split, named as the split is.
+    (contents, split), with one document per split, named after the split.
   """
   random = np.random.RandomState(seed)
   shuffled = {}
@@ -134,7 +141,9 @@ def shuffle(
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("source", "", "The folder, or package, that is read.")
-  flags.DEFINE_integer("seed", 0, "Draws the splits.")
-  flags.DEFINE_integer("pieces", 0, "Bytes of pieces to shuffle; 0: none.", 0)
+  flags.DEFINE_string("source", "", "The folder or package to read.")
+  flags.DEFINE_integer("seed", 0, "Seed of the splits and of --pieces.")
+  flags.DEFINE_integer(
+    "pieces", 0, "Size in bytes of the pieces to shuffle; 0: no shuffle.", 0
+  )
   cli.run(main, takes_words=True)

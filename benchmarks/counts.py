@@ -1,11 +1,12 @@
-"""Tables of counts for clips: how a pixel changes from a frame to the next.
+"""A baseline for clips: counts of how a pixel changes between frames.
 
-In each context, the changes are counted over the training split, each once more
-than it occurs. A histogram, moved to the pixel of the frame before and cut to
-the possible values, is the distribution. The contexts are, in turn: the pixel
-of the frame before; the changes of the pixels to the left and above; and these
-with the last change of the pixel itself. A change beyond an edge of the clip is
-0. The first frame of a clip is not scored. Errors are over clips.
+For each context, the changes in the training split are counted, plus one for
+each possible change. The distribution of a pixel is this histogram, shifted by
+the pixel in the previous frame and restricted to possible values. There are
+three models, with different contexts: the pixel in the previous frame; the
+changes of the pixels to the left and above; and these with the previous change
+of the pixel itself. Beyond the edges of a clip, changes are 0. The first frame
+of a clip is not scored. Standard errors are over clips.
 """
 
 from collections.abc import Mapping
@@ -16,22 +17,25 @@ import numpy as np
 from benchmarks import linear
 from sparse_transformer import data
 
-EDGE = 8  # larger changes are this one in a context
+EDGE = 8  # in a context, larger changes are replaced by this one
 SIZE = 2 * EDGE + 1
 
 
 class Changes(NamedTuple):
-  """Of clips [number, frames - 1, rows, columns], without the first frame."""
+  """The changes in clips, without the first frame.
 
-  before: np.ndarray  # the pixel of the frame before
-  change: np.ndarray  # what is added to it
-  contexts: dict[int, np.ndarray]  # by their number
+  Arrays have the shape [clips, frames - 1, rows, columns].
+  """
+
+  before: np.ndarray  # the pixel in the previous frame
+  change: np.ndarray  # the difference from it
+  contexts: dict[int, np.ndarray]  # {number of contexts: context}
 
 
 def score(
   splits: Mapping[str, np.ndarray], source: data.Images
 ) -> list[dict[str, Any]]:
-  """Bits per value of all frames but the first, a row for each context."""
+  """Returns bits per value of all frames but the first, a row per model."""
   parts, rows = {x: changes(splits[x], source) for x in splits}, []
   scored = (source.frames - 1) * source.shape[1] ** 2  # of a clip
   copied = float(np.mean(parts["test"].change == 0))  # share of the pixels
@@ -55,7 +59,7 @@ def changes(clips: np.ndarray, source: data.Images) -> Changes:
 
 
 def _earlier(change, axis):
-  """The changes one place before, from 0 to `SIZE` - 1."""
+  """Returns the changes shifted by one along an axis, from 0 to SIZE - 1."""
   first = np.zeros_like(change.take([0], axis))
   others = change.take(range(change.shape[axis] - 1), axis)
   found = np.concatenate([first, others], axis)
@@ -63,7 +67,7 @@ def _earlier(change, axis):
 
 
 def count(train: Changes, number: int, size: int) -> np.ndarray:
-  """How often each change, from 1 - size on, is in each context, plus 1."""
+  """Counts each change, from 1 - size on, in each context, plus 1."""
   counts = np.ones((number, 2 * size - 1))
   places = train.contexts[number], train.change + size - 1
   np.add.at(counts, places, 1)
@@ -71,7 +75,7 @@ def count(train: Changes, number: int, size: int) -> np.ndarray:
 
 
 def bits_of(counts: np.ndarray, found: Changes, number: int) -> np.ndarray:
-  """Bits of each change, where the pixel becomes one of 0 to size - 1."""
+  """Returns the bits of each change, given that pixels are 0 to size - 1."""
   size = (counts.shape[1] + 1) // 2
   sums = np.pad(counts.cumsum(1), ((0, 0), (1, 0)))
   context, least = found.contexts[number], size - 1 - found.before

@@ -1,15 +1,17 @@
-"""Linear prediction of the pixels of images, and counts of its errors.
+"""A baseline for images: linear prediction, and counts of its errors.
 
-Each channel of a pixel is predicted by least squares from neighbors above and
-to the left, all their channels, and the channels before it of the same pixel.
-A second linear model predicts the size of the error, from the distances of the
-same channel of the neighbors to the prediction and from the errors of the
-channels before; it selects one of 32 histograms of errors. A histogram, moved
-to the prediction and cut to the possible values, is the distribution.
+Each channel of a pixel is predicted by least squares from all channels of
+neighbors above and to the left, and from the previous channels of the same
+pixel. A second linear model predicts the size of the error, from the distances
+between the neighbors' values in this channel and the prediction, and from the
+errors of the previous channels. The predicted size selects one of 32 histograms
+of errors. The distribution of a value is this histogram, shifted by the
+prediction and restricted to possible values.
 
-Beyond the top is the middle gray; beyond the left is the pixel above, and
-beyond the right the last one of the row. In clips, square frames one below the
-other, neighbors are also in the frame before. Errors are over images.
+Pixels above the image are middle gray. A pixel left of the image is the pixel
+above it, and one right of the image is the last pixel of the row. In clips,
+whose square frames are below each other, there are also neighbors in the
+previous frame. Standard errors are over images.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,21 +23,22 @@ import scipy.stats
 from sparse_transformer import data
 
 SCORED = "validation", "test"
-IMAGES = 2_500  # of the training split; 1,000 at a time are scored
-# Rows up and columns to the left: the pixels before within 1, and within 2.
+IMAGES = 2_500  # training images used for the fit
+# (rows up, columns to the left) of neighbors, within a distance of 1 and of 2.
 NEIGHBORS = (
   [(0, 1), (1, 0), (1, 1)],
   [(0, 1), (0, 2), *((i, j) for i in (1, 2) for j in range(-2, 3))],
 )
-# And of the frame before, the pixels within 1 of the same place.
+# Offsets of neighbors in the previous frame, within a distance of 1.
 BEFORE = [(i, j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
-EDGES = np.geomspace(1 / 512, 1 / 4, 31)  # of the histograms, times the levels
+# Predicted sizes of errors that separate histograms, relative to the levels.
+EDGES = np.geomspace(1 / 512, 1 / 4, 31)
 
 
 def score(
   splits: Mapping[str, np.ndarray], source: data.Images
 ) -> list[dict[str, Any]]:
-  """Bits per value of images [number, length] of a source."""
+  """Returns bits per value of the images [number, length] of a source."""
   rows, step = [], -(-len(splits["train"]) // IMAGES)
   neighbors, shape, size = [*NEIGHBORS], source.shape, source.vocab_size
   if source.frames > 1:
@@ -58,13 +61,13 @@ def fit(
   shape: Sequence[int],
   size: int,
 ) -> Callable[[np.ndarray], np.ndarray]:
-  """Returns the function of images to the bits of each value."""
+  """Fits a model, and returns a function from images to bits of each value."""
   known = 1 + len(near) * shape[-1]
   means: list[np.ndarray] = []
   scales: list[np.ndarray] = []
 
   def channels(images, is_new=False):
-    """Of each channel: a histogram's index, the prediction and the value."""
+    """Yields (index of the histogram, prediction, value) for each channel."""
     inputs, errors = features(images.reshape(-1, *shape), near, size), []
     for i in range(shape[-1]):
       value = inputs[:, known + i]
@@ -100,7 +103,7 @@ def fit(
 def features(
   images: np.ndarray, near: Sequence[tuple[int, int]], size: int
 ) -> np.ndarray:
-  """Of each pixel: 1, the channels of its neighbors, and its own."""
+  """Returns for each pixel: 1, the channels of its neighbors, and its own."""
   x = images.astype(np.float32)
   top = max(i for i, _ in near)
   x = np.pad(x, ((0, 0), (top, 0), (0, 0), (0, 0)), constant_values=size / 2)
@@ -115,7 +118,7 @@ def features(
 
 
 def solve(inputs: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """The weights of least squares; the sums are in float64."""
+  """Returns the weights of least squares, with sums in float64."""
   products: Any = 0
   for part in np.array_split(np.column_stack([inputs, values]), 100):
     part = part.astype(np.float64)
@@ -125,13 +128,13 @@ def solve(inputs: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def means(bits: Mapping[str, np.ndarray], size: int) -> dict[str, Any]:
-  """Mean bits of each split, and the error of the test split's over blocks."""
+  """Returns the mean bits of each split, and the standard error of the test."""
   validation, test = (mean_and_error(bits[split], size) for split in SCORED)
   return dict(validation=validation[0], test=test[0], standard_error=test[1])
 
 
 def mean_and_error(values: np.ndarray, size: int) -> tuple[float, float | None]:
-  """The mean of a row of values, and its standard error over whole blocks."""
+  """Returns the mean of values, and its standard error over whole blocks."""
   blocks = values[: len(values) // size * size].reshape(-1, size)
   means = blocks.mean(1, np.float64)
   error = float(scipy.stats.sem(means)) if len(means) > 1 else None

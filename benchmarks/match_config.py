@@ -1,11 +1,11 @@
-"""How much keys gain that follow the last match, on text with far copies.
+"""Measures the gain from keys that follow the last match, on text with copies.
 
   python train.py --config=benchmarks/match_config.py --workdir=runs/match \\
     --config.data.path=FOLDER
 
-FOLDER is written by `benchmarks.corpora`. Of four heads, three have a window of
-128, and one has only the key that holds the byte after the last match. In place
-of attention.pattern:
+`benchmarks.corpora` writes FOLDER. Of four heads, three have a window of 128,
+and one sees only the key that holds the byte after the last match. To compare,
+override attention.pattern with one of:
 
   (Local(128), Local(128), Local(128), RandomBlocks(1, 1)),: a random past key.
   Local(128): windows alone.
@@ -16,7 +16,8 @@ from benchmarks import matches
 from configs import default
 from sparse_transformer import patterns
 
-# Here, since tests hold for all classes that are registered.
+# Register it here rather than with the class, because tests run for all
+# registered classes.
 patterns.register(matches.LastMatch)
 
 

@@ -1,11 +1,12 @@
-"""Where in a text a network needs keys whose place depends on the content.
+"""Finds where a network for text needs keys that depend on the content.
 
-`last_match` finds, for each byte of a sequence, what followed the last time
-that the bytes before it occurred. `describe` counts how often that is far away.
-`LastMatch` hands it to a network: no learned choice of keys can know more of a
-copy, so that its gain bounds theirs.
+For each byte of a sequence, `last_match` finds the byte that followed the last
+occurrence of the bytes before it. `describe` counts how often this byte is far
+away. `LastMatch` is a pattern that shows this byte to a network. No learned
+choice of keys can know more about a copy, so the gain of this pattern is an
+upper bound for the gain of learned choices.
 
-Axes: B sequences, L bytes of each.
+Axes: B sequences, L bytes in each.
 """
 
 import dataclasses
@@ -19,17 +20,17 @@ import numpy as np
 from sparse_transformer import patterns
 from sparse_transformer.patterns import shorten
 
-ORDER = 6  # bytes that have to agree
-FAR = 129, 16_384  # positions back: behind a window of 128, at most this many
-PACKED = 3  # bytes in an integer of 32 bits, without its sign
+ORDER = 6  # number of bytes that must match
+FAR = 129, 16_384  # distances that count as far: beyond a window of 128
+PACKED = 3  # bytes packed into a 32-bit integer, without its sign
 
 
 def last_match(symbols_BL: jax.Array, order: int = ORDER) -> jax.Array:
-  """The place of the byte that followed the last same context: int32 [B, L].
+  """Returns the index of the byte that followed the last equal context.
 
-  The context of position t are the `order` bytes before t, so that a network
-  that predicts byte t may use it. -1 for none, as for the first `order`
-  positions: each sequence starts without a past.
+  The context of position t is the `order` bytes before t, which are known when
+  byte t is predicted. The result, int32 [B, L], is -1 if there is no equal
+  context, as for the first `order` positions.
 
   >>> last_match(jnp.array([list(b"abcabcab")]), order=2).tolist()
   [[-1, -1, -1, -1, -1, 2, 3, 4]]
@@ -42,7 +43,7 @@ def _last_match(symbols_L, order):
   at_L = jnp.arange(n, dtype=jnp.int32)
   padded = jnp.pad(symbols_L.astype(jnp.int32), (order, 0))
 
-  # Context as integers of a few bytes each: no hash, so nothing collides.
+  # Pack contexts into integers instead of hashing them, to avoid collisions.
   contexts = []
   for first in range(0, order, PACKED):
     packed_L = jnp.zeros_like(at_L)
@@ -50,12 +51,12 @@ def _last_match(symbols_L, order):
       packed_L = packed_L * 256 + padded[i : i + n]
     contexts.append(packed_L)
 
-  # Equal contexts become neighbors, in the order of their positions.
+  # Sort, so that equal contexts become neighbors, in the order of positions.
   *sorted_L, order_L = jax.lax.sort((*contexts, at_L), num_keys=len(contexts))
   is_same = jnp.ones(n - 1, bool)
   for x in sorted_L:
     is_same &= x[1:] == x[:-1]
-  # Contexts that begin before the sequence are none.
+  # Exclude contexts that would begin before the sequence.
   is_same &= order_L[:-1] >= order
   before = jnp.where(is_same, order_L[:-1], -1)
   before = jnp.pad(before, (1, 0), constant_values=-1)
@@ -63,12 +64,13 @@ def _last_match(symbols_L, order):
 
 
 def describe(content: bytes) -> dict[str, Any]:
-  """What is where in a text, all of it one sequence.
+  """Counts the matches in a text, which is treated as one sequence.
 
   Returns:
-    `lzma`: bits/byte by kibibytes of the dictionary; `far`: the share of the
-    positions whose nearest match is as far as `FAR`; `right`: the share of
-    these whose byte is the one that followed the match.
+    A dict of `bytes`, the size; `lzma`, bits/byte by kibibytes of the
+    dictionary; `far`, the fraction of positions whose last match is at a
+    distance in `FAR`; and `right`, the fraction of these positions whose byte
+    equals the byte that followed the match.
   """
   symbols_L = np.frombuffer(content, np.uint8)
   match_L = np.asarray(jax.jit(last_match)(symbols_L[None])[0])
@@ -84,7 +86,7 @@ def describe(content: bytes) -> dict[str, Any]:
 
 
 def lzma_bits(content: bytes, kib: int) -> float:
-  """Bits/byte of raw LZMA with a dictionary of some kibibytes."""
+  """Returns bits/byte of raw LZMA with a dictionary of `kib` kibibytes."""
   filters = [dict(id=lzma.FILTER_LZMA2, preset=9, dict_size=kib * 1024)]
   packed = lzma.compress(content, lzma.FORMAT_RAW, filters=filters)
   return 8 * len(packed) / len(content)
@@ -92,10 +94,10 @@ def lzma_bits(content: bytes, kib: int) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class LastMatch(patterns.Selected):
-  """The block with the byte that followed the last match.
+  """The block that contains the byte after the last match.
 
-  A match is an earlier place where the `order` bytes before the query occurred.
-  It counts only if it is at most `most` positions back; 0 for any.
+  A match is an earlier occurrence of the `order` bytes before the query. It
+  counts only if it is at most `most` positions back; 0 means any distance.
   """
 
   size: int
@@ -108,16 +110,20 @@ class LastMatch(patterns.Selected):
   def __post_init__(self) -> None:
     super().__post_init__()
     if self.num != 1:
-      raise ValueError(f"{shorten(self)}: there is one last match, not more")
+      raise ValueError(
+        f"{shorten(self)}: num must be 1, because there is only one last match"
+      )
 
   def select(self, symbols_BL: jax.Array | None) -> jax.Array:
     if symbols_BL is None:
-      raise ValueError(f"{shorten(self)} needs entire sequences: do not sample")
+      raise ValueError(
+        f"{shorten(self)} requires entire sequences, so it cannot be sampled"
+      )
     match_BL = last_match(symbols_BL, self.order)
     distance_BL = jnp.arange(symbols_BL.shape[1])[None] - match_BL
     is_found_BL = match_BL >= 0
     if self.most:
       is_found_BL &= distance_BL <= self.most
-    # Inputs are shifted: the key after a byte holds it.
+    # Inputs are shifted by one, so the key after a byte holds it.
     blocks_BL = jnp.where(is_found_BL, (match_BL + 1) // self.size, -1)
     return blocks_BL[:, None, :, None]

@@ -1,4 +1,4 @@
-"""The process that runs the JAX contestants: our attention and jax.nn's."""
+"""The process that runs the JAX programs: our attention and that of jax.nn."""
 
 import functools
 
@@ -12,7 +12,7 @@ from sparse_transformer.attention import attend, describe
 
 
 def ours(entry):
-  """Our attention, with the backend that `auto` chooses."""
+  """Returns our attention, with the backend that `auto` chooses."""
   pattern, n = worker.pattern_of(entry), entry.n
   request = backends.request_for(
     (pattern,) * entry.heads,
@@ -34,7 +34,10 @@ def ours(entry):
 
 
 def jax_nn(entry):
-  """With a mask n x n, if the pattern is not causal attention alone."""
+  """Returns the attention of jax.nn.
+
+  It uses an n x n mask unless the pattern is plain causal attention.
+  """
   options = dict(is_causal=True)
   if entry.pattern != "Causal()" or entry.documents:
     pattern, rows = worker.pattern_of(entry), np.arange(entry.n)

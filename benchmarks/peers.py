@@ -21,7 +21,7 @@ def sdpa(entry):
 
 
 def flex(entry):
-  """Forward only on CPUs: FlexAttention has no backward pass there."""
+  """Returns FlexAttention, forward only: it has no backward pass on CPUs."""
   attend = torch.compile(flex_lib.flex_attention, dynamic=False)
   pattern, n = worker.pattern_of(entry), entry.n
   mask = lambda b, h, q, k: pattern.mask(q, k)
@@ -37,7 +37,7 @@ def flex(entry):
 
 
 def local_attention(entry):
-  """Like `Local`, but with one more key per query."""
+  """Returns an attention like `Local`, but with one more key per query."""
   from local_attention import LocalAttention
 
   window = worker.pattern_of(entry).window
@@ -54,7 +54,7 @@ def local_attention(entry):
 
 
 def _contestant(entry, attend, backward=True):
-  """A contestant from `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
+  """Returns a contestant for `attend`, (q_BHLK, k_BHLK, v_BHLE) -> out_BHLE."""
   inputs = map(torch.from_numpy, worker.random_inputs(entry))
   *qkv, dout = (x.transpose(1, 2).contiguous() for x in inputs)
   for x in qkv if backward else ():
@@ -76,7 +76,7 @@ def _contestant(entry, attend, backward=True):
 
 
 if __name__ == "__main__":
-  # All programs of a case stay compiled at the same time.
+  # Raise the limit, because all programs of a case must stay compiled.
   torch._dynamo.config.recompile_limit = 64
   packages = "torch", "local-attention", "numpy"
   worker.Worker((sdpa, flex, local_attention), packages).serve()

@@ -1,7 +1,8 @@
-"""Records of results, in benchmarks/results: JSON that says how each was made.
+"""Records of results: JSON in benchmarks/results that describes its origin.
 
-A record is an object with the result and what `about` gives, or a list of
-measurements that each say what they are of. `benchmarks.readme` reads them.
+A record is either an object that contains a result and the fields of `about`,
+or a list of measurements that describe themselves. `benchmarks.readme` reads
+the records.
 """
 
 import argparse
@@ -18,7 +19,12 @@ FOLDER = REPO / "benchmarks" / "results"
 
 
 def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
-  """How a record was made: by a program ("python train.py") with arguments."""
+  """Returns how a record was made: by a command such as "python train.py".
+
+  Args:
+    program: the start of the command.
+    argv: its arguments.
+  """
   return dict(
     command=without_folders(f"{program} {shlex.join(argv)}".strip()),
     machine=machine.machine(),
@@ -28,18 +34,18 @@ def about(program: str, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def without_folders(command: str) -> str:
-  """A command, or a path, with the names only of absolute paths."""
+  """Replaces absolute paths in a command by the names of their files."""
   return re.sub(r"(^|[\s=,'])/[^\s,']*/", r"\1", command)
 
 
 def write(path: pathlib.Path, content: Any) -> None:
-  """Writes a record, and creates its folder if needed."""
+  """Writes a record, and creates its folder if necessary."""
   path.parent.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, content, indent=1)
 
 
 def slug(name: str) -> str:
-  """A name in lowercase letters, digits and hyphens.
+  """Converts a name to lowercase letters, digits and hyphens.
 
   >>> slug("NVIDIA H100 80GB HBM3")
   'nvidia-h100-80gb-hbm3'
@@ -54,24 +60,25 @@ def path(name: str) -> pathlib.Path:
 def read(name: str) -> Any:
   if not path(name).exists():
     raise FileNotFoundError(
-      f"benchmarks/results/{name}.json is missing; pages have numbers from it"
+      f"benchmarks/results/{name}.json is missing, but pages show its numbers;"
+      " restore it or measure it again"
     )
   return atomic.read_json(path(name))
 
 
 def test_scores(run: dict[str, Any]) -> list[dict[str, Any]]:
-  """Evaluations of the test split, the least minimum context first."""
+  """Returns the evaluations of the test split, sorted by minimum context."""
   found = [x for x in run["evaluations"] if x["split"] == "test"]
   if not found:
     raise ValueError(
-      f"the record of {run['command']!r} has no score of the test split: run"
-      " eval.py and benchmarks.run"
+      f"the record of {run['command']!r} has no score of the test split; run"
+      " eval.py, and then benchmarks.run"
     )
   return sorted(found, key=lambda x: x["min_context"])
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-  """A parser of flags, with --out, for a command with this docstring."""
+  """Returns a parser of flags, including --out, with a description."""
   made = argparse.ArgumentParser(
     description=description,
     formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -1,10 +1,11 @@
-"""Measures networks of the released sizes, with random weights.
+"""Measures networks of the released sizes with random weights.
 
 python -m benchmarks.released --workdir=RUN --converted=RUN --examples=20
 
-RUN has the 15M network, on images; of the 152M one, which `convert` has just
-made, the peak of memory counts. Test images are scored as by eval.py, and two
-of them with float16 also between the blocks, as the released code did on GPUs.
+--workdir names a run of the 15M network on images, and --converted a run of the
+152M network that `convert` has just made, whose peak memory is recorded. Test
+images are scored as by eval.py. Two of them are also scored with float16
+activations between blocks, as in the released code on GPUs.
 """
 
 import sys
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("workdir", None, "A converted 15M network, on images.")
-  flags.DEFINE_string("converted", None, "A converted 152M network.")
-  flags.DEFINE_integer("examples", 20, "Test images, an even number.")
+  flags.DEFINE_string("workdir", None, "Run of a converted 15M network.")
+  flags.DEFINE_string("converted", None, "Run of a converted 152M network.")
+  flags.DEFINE_integer("examples", 20, "Number of test images, even.")
   cli.run(main)

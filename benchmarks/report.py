@@ -1,20 +1,22 @@
-"""Ratios and tables of measured times."""
+"""Computes ratios and tables of measured times."""
 
 import numpy as np
 
 from sparse_transformer import tables
 
 PASSES = "forward", "forward_backward"
-# Matmul FLOPs per pair and unit of width: 2 products forward, 5 more backward.
+# FLOPs of matrix products per pair and unit of width: there are 2 products in
+# the forward pass and 5 more in the backward pass.
 FLOPS = {"forward": 4, "forward_backward": 14}
 DENSE = "Causal()"
 
 
 def add_ratios(rows):
-  """Adds speedup and ideal to the rows with times and pairs.
+  """Adds `speedup` and `ideal` to rows that include times and pairs.
 
-  speedup: time of the fastest dense causal program of the same size / measured
-  time. ideal: causal pairs / pairs.
+  `speedup` is the time of the fastest dense causal program of the same size,
+  divided by the measured time. `ideal` is the number of causal pairs divided by
+  the number of pairs.
   """
   for row in rows:
     timed = [name for name in PASSES if name in row]
@@ -35,7 +37,7 @@ def _alike(a, b):
 
 
 def exponent(rows, name):
-  """The power of n with which time grows: a least-squares fit of logs."""
+  """Returns the power of n with which time grows, from a fit of logarithms."""
   points = [(row["n"], row[name]["median"]) for row in rows if name in row]
   if len(points) < 2:
     return None

@@ -1,10 +1,10 @@
-"""Writes the record of a trained run or of a comparison, for docs.
+"""Writes the record of a trained run or a comparison, for the pages in docs.
 
 python -m benchmarks.run --workdir=runs/digits --config=configs/digits.py
 python -m benchmarks.run --workdir=runs/cifar10_keys
 
-The record of a run has the commit and machine of this process: write it right
-after the run. Records are named benchmarks/results/<workdir>.json.
+The record of a run contains the commit and machine of this process, so write it
+directly after the run. The file is benchmarks/results/<workdir>.json.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ from sparse_transformer.comparison import record as comparison
 from sparse_transformer.training import metrics
 from sparse_transformer.training.experiment import Experiment
 
-PART = 64  # positions
+PART = 64  # positions over which bits by position are averaged
 
 
 def main(argv: Sequence[str]) -> None:
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def evaluated(workdir: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Scores of a comparison's runs, also on other data, and by position."""
+  """Yields the scores of a comparison's runs, including those on other data."""
   for path in sorted(workdir.glob("*/seed*/evaluations/*.json")):
     found = atomic.read_json(path)
     other = found.get("overrides", {}).get("data.path", "")
@@ -68,7 +68,7 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
   paths = sorted((workdir / "evaluations").glob("*.json"))
   results = [x for x in map(atomic.read_json, paths) if not x.get("overrides")]
   if not results:
-    raise FileNotFoundError(f"{workdir} has no evaluations: run eval.py first")
+    raise FileNotFoundError(f"{workdir} has no evaluations; run eval.py first")
   for x in results:
     x["command"] = record.without_folders(x.get("command", ""))
   lines = metrics.read(workdir)
@@ -98,5 +98,5 @@ def describe(workdir: pathlib.Path, config: schema.Config) -> dict[str, Any]:
 
 if __name__ == "__main__":
   flags.DEFINE_string("workdir", None, "Folder of the run or comparison.")
-  flags.DEFINE_string("out", None, "File of the record.")
+  flags.DEFINE_string("out", None, "File to which the record is written.")
   cli.run(main, cli.on_config)

@@ -1,4 +1,4 @@
-"""Times of functions that take turns, so that noise meets all of them."""
+"""Times functions alternately, so that noise affects all of them equally."""
 
 import statistics
 import time
@@ -7,18 +7,18 @@ from collections.abc import Callable
 import jax
 
 ROUNDS = 7
-MIN_SECONDS = 0.05  # of a measurement: shorter functions are repeated
-SLOW_SECONDS = 2.0  # a function that takes longer is run once
+MIN_SECONDS = 0.05  # minimum of a measurement; shorter functions are repeated
+SLOW_SECONDS = 2.0  # a function that takes longer is not run again
 
 
 def warm_up(function: Callable) -> float:
-  """Seconds of a call, after one that compiles."""
+  """Returns the seconds of a call, after a first call that compiles."""
   jax.block_until_ready(function())
   return _mean(function, 1)
 
 
 def _mean(function, repeats):
-  """Seconds of a call: the mean of several that are dispatched at once."""
+  """Returns the mean seconds of calls that are dispatched without waiting."""
   start = time.perf_counter()
   for _ in range(repeats):
     outputs = function()
@@ -27,10 +27,14 @@ def _mean(function, repeats):
 
 
 def interleave(functions: dict, warm: dict, least=MIN_SECONDS) -> dict:
-  """{key: median, min, max, rounds} of functions, one run of each per round.
+  """Returns {key: median, min, max, rounds} of the times of functions.
 
-  `functions` do not wait for their outputs; `warm` has their seconds from
-  `warm_up`. A measurement takes `least` seconds at least.
+  Each function is measured once per round.
+
+  Args:
+    functions: {key: function}. Functions need not wait for their outputs.
+    warm: {key: seconds from `warm_up`}.
+    least: the minimum number of seconds of a measurement.
   """
   times = {x: [warm[x]] if warm[x] > SLOW_SECONDS else [] for x in functions}
   for _ in range(ROUNDS):

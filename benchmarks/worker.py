@@ -1,7 +1,8 @@
-"""A process that runs programs on request; requests and answers are JSON.
+"""A process that runs programs on request. Requests and answers are JSON.
 
-A request is one line on standard input, {"do": method, ...}, and its answer is
-one line on what was standard output: {"failed": reason} if it raised.
+A request is a line on standard input, {"do": method, ...}, and the answer is a
+line on standard output. If the method raises an error, the answer is
+{"failed": reason}.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ MIN_SECONDS = 0.1  # shorter passes are repeated within a round
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """A program of `ours.py` or `peers.py` that runs a pattern, an expression."""
+  """A program of `ours.py` or `peers.py`, and the pattern that it runs."""
 
   program: str
   pattern: str
@@ -34,17 +35,18 @@ class Entry:
   width: int = 64
   dtype: str = "float32"
   key_heads: int = 0  # 0: as many as heads
-  documents: int = 0  # in each sequence, of random lengths; 0: no segments
+  # Number of documents of random lengths in each sequence; 0: no segments.
+  documents: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Contestant:
-  """A program, compiled for an entry."""
+  """A program compiled for an entry."""
 
-  # "forward" and, if the program has one, "forward_backward": functions that
-  # return their outputs once all of them are computed.
+  # The functions "forward" and, if the program supports it, "forward_backward".
+  # They return their outputs when all are computed.
   passes: dict[str, Callable]
-  # From an output to the first example's, float64 [n, heads, width].
+  # Converts an output to that of the first example, float64 [n, heads, width].
   first: Callable[[Any], np.ndarray]
   pattern: patterns.Pattern | None = None  # if it differs from the entry's
   facts: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -56,7 +58,10 @@ def pattern_of(entry):
 
 
 def random_inputs(entry):
-  """q, k, v, dout: float32 [batch, n, heads, width], the same for all."""
+  """Returns q, k, v, dout, float32 [batch, n, heads, width].
+
+  They are the same for all programs.
+  """
   few = entry.key_heads or entry.heads
   rng = np.random.default_rng(0)
   return [
@@ -66,21 +71,21 @@ def random_inputs(entry):
 
 
 def segments(entry):
-  """The document of each position: int [n]."""
+  """Returns the index of the document of each position, int [n]."""
   rng = np.random.default_rng(1)
   starts = rng.choice(entry.n, max(0, entry.documents - 1), replace=False)
   return np.digitize(np.arange(entry.n), np.sort(starts))
 
 
 def mask_of(entry, pattern, rows):
-  """The pairs of query rows, within documents: bool [rows, n]."""
+  """Returns the mask of some query rows, within documents, bool [rows, n]."""
   document = segments(entry)
   mask = pattern.mask(rows[:, None], np.arange(entry.n))
   return mask & (document[rows][:, None] == document)
 
 
 def reference(q_LHK, k_LGK, v_LGE, dout_LHE, mask_RL, rows):
-  """out_RHE and dq_RHK of the query rows R, computed in float64."""
+  """Returns out_RHE and dq_RHK of the query rows R, computed in float64."""
   scale = q_LHK.shape[-1] ** -0.5
   outs, dqs = [], []
   for h in range(q_LHK.shape[1]):
@@ -99,7 +104,10 @@ def reference(q_LHK, k_LGK, v_LGE, dout_LHE, mask_RL, rows):
 
 
 def errors(entry, pattern, found):
-  """Largest absolute errors of out and dq: of 4M / n rows if n > 4,096."""
+  """Returns the largest absolute errors of out and dq.
+
+  If n > 4,096, only 4M / n rows are checked.
+  """
   num_rows = entry.n if entry.n <= 4096 else max(1, 2**22 // entry.n)
   rows = np.linspace(0, entry.n - 1, num_rows).astype(int)
   inputs = (x[0].astype(np.float64) for x in random_inputs(entry))
@@ -116,7 +124,12 @@ def num_threads():
 
 
 class Worker:
-  """Answers requests by its methods, with functions of an entry as programs."""
+  """Answers requests by calling its methods.
+
+  Args:
+    programs: functions that map an `Entry` to a `Contestant`.
+    packages: the packages whose versions are reported.
+  """
 
   def __init__(self, programs, packages):
     self.programs = {program.__name__: program for program in programs}
@@ -135,12 +148,12 @@ class Worker:
       start = time.perf_counter()
       outputs = run()
       took = time.perf_counter() - start
-      if took <= 1:  # a first call may take longer
+      if took <= 1:  # measure again, because a first call may take longer
         took = timeit.timeit(run, number=1)
       passes[name] = run, max(1, round(MIN_SECONDS / took))
     self.passes.append(passes)
     found = [contestant.first(x) for x in outputs[:2]]
-    # Kilobytes on Linux: the peak of this process so far.
+    # The peak memory of this process so far, which Linux counts in kilobytes.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return contestant.facts | {
       "index": len(self.passes) - 1,
@@ -153,7 +166,7 @@ class Worker:
     }
 
   def run(self, index, name):
-    """Seconds of one pass, averaged over its repeats."""
+    """Returns the seconds of one pass, averaged over its repeats."""
     run, repeats = self.passes[index][name]
     return {"seconds": timeit.timeit(run, number=repeats) / repeats}
 

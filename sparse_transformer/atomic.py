@@ -1,4 +1,4 @@
-"""Files: written completely or not at all, and read only if they end."""
+"""Files that are written completely or not at all, and read only if regular."""
 
 import contextlib
 import difflib
@@ -11,13 +11,15 @@ import stat
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-# The largest file of JSON that is read, in bytes.
+# Size in bytes of the largest JSON file that is read.
 MAX_JSON = 2**28
 
 
 def size(path: pathlib.Path) -> int:
-  """The size of a file; ValueError for what may never end, such as a pipe."""
-  # Reading a pipe or a device may wait forever, or never end.
+  """Returns the size of a file in bytes.
+
+  Raises ValueError if reading it might never end, as for a pipe or a device.
+  """
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
     raise ValueError(f"{path} is not a regular file; replace it with one")
@@ -25,16 +27,16 @@ def size(path: pathlib.Path) -> int:
 
 
 def nearest(path: pathlib.Path) -> str:
-  """A hint for a path that is not there: "; did you mean PATH?".
+  """Returns the hint "; did you mean PATH?" for a path that does not exist.
 
-  It is "" if the path exists, or if no name in its folder is close.
+  Returns "" if the path exists, or if no name in its folder is similar.
 
   >>> nearest(pathlib.Path("configs/digit.py"))
   '; did you mean configs/digits.py?'
   """
   if path.exists() or not path.parent.is_dir():
     return ""
-  # Stems, so that "digits" or "digits.yaml" is near "digits.py".
+  # Compare stems, so that "digits" and "digits.yaml" match "digits.py".
   beside = {x.stem: x for x in path.parent.iterdir()}
   close = difflib.get_close_matches(path.stem, beside, n=1)
   return f"; did you mean {beside[close[0]]}?" if close else ""
@@ -47,69 +49,78 @@ def read_json(
 
   Args:
     path: the file.
-    kind: the class that the value must have, such as dict.
-    lines: whether each line is a value; they are returned as a list.
+    kind: the class of which the value must be an instance, such as dict.
+    lines: whether each line is a JSON value. If True, their list is returned.
 
   Raises:
-    ValueError: the file is not regular or too large, or not JSON of this kind.
+    ValueError: the file is not a regular file, is too large, is not valid
+      JSON, or its value is not an instance of `kind`.
   """
   num_bytes = size(path)
   if num_bytes > MAX_JSON:
-    raise ValueError(f"{path} cannot be read: it has {num_bytes:,} bytes")
+    raise ValueError(
+      f"{path} cannot be read: it has {num_bytes:,} bytes, more than the limit"
+      f" of {MAX_JSON:,}"
+    )
   try:
-    # As bytes: json finds out the encoding, and raises ValueError for others.
+    # Read bytes, because json then detects the encoding, and raises ValueError
+    # if it cannot decode them.
     text = path.read_bytes()
     if lines:
       return [json.loads(line) for line in text.splitlines()]
     value = json.loads(text)
     if not isinstance(value, kind):
-      raise ValueError(f"it is no {kind.__name__}")
+      raise ValueError(f"it is not a JSON {kind.__name__}")
     return value
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 def write_json(path: pathlib.Path, value: Any, **style: Any) -> None:
-  """Writes a JSON value, see `write_bytes`.
+  """Writes a JSON value atomically, see `write_bytes`.
 
   Args:
     path: the file.
-    value: what `json.dumps` accepts.
+    value: any value that `json.dumps` accepts.
     **style: keyword arguments of `json.dumps`, such as `indent`.
   """
   write_text(path, json.dumps(value, **style) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-  """Writes a text in UTF-8, see `write_bytes`."""
+  """Writes text in UTF-8 atomically, see `write_bytes`."""
   write_bytes(path, text.encode())
 
 
 def write_bytes(path: pathlib.Path, content: bytes) -> None:
-  """Replaces a file atomically: if killed, leaves the old one or the new.
+  """Replaces the contents of a file atomically.
 
-  Raises OSError, which names the file, if the disk is full for example.
+  If the process is killed, the file has either its old or its new contents.
+  Raises OSError, which names the file, if writing fails, for example because
+  the disk is full.
   """
   with writing(path) as new, new.open("wb") as file:
     file.write(content)
     file.flush()
-    os.fsync(file.fileno())  # before the file gets its name
+    os.fsync(file.fileno())  # must precede the rename
 
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a new file to write, which then replaces `path`.
+  """Yields the path of a new file, which replaces `path` at the end.
 
-  If writing fails, the new file is deleted, and `path` stays as it was. A link
-  or a pipe at `path` is replaced, not followed or waited for.
+  If writing fails, the new file is deleted and `path` stays unchanged. A link
+  or a pipe at `path` is itself replaced: the link is not followed, and nothing
+  waits for a reader of the pipe.
 
   Args:
     path: the file to replace; its folder must exist.
 
   Raises:
-    OSError: of writing; it names `path`.
+    OSError: writing failed; the error names `path`.
   """
-  new = path.with_name(f".{secrets.token_hex(8)}.new")  # nobody else's
+  # A random name, so that no other process writes the same file.
+  new = path.with_name(f".{secrets.token_hex(8)}.new")
   try:
     new.touch(exist_ok=False)
     yield new
@@ -118,7 +129,8 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
   except BaseException as error:
     with contextlib.suppress(OSError):
       new.unlink()
-    # The error of a full disk names no file, and others name the new one.
+    # If the disk is full, the error names no file; other errors name the new
+    # file, which the user does not know.
     if isinstance(error, OSError) and error.filename in (None, str(new), new):
       reason = error.errno or errno.EIO, error.strerror or str(error)
       raise OSError(*reason, str(path)) from error
@@ -126,8 +138,11 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def appending(path: pathlib.Path) -> TextIO:
-  """A file to append to; ValueError if it is a link or no regular file."""
+  """Opens a text file for appending and reading.
+
+  Raises ValueError if the path is a link or is not a regular file.
+  """
   if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
     raise ValueError(f"{path} is not a regular file; move it away")
-  # Readable too, so that a caller can look at what is there.
+  # "a+" also allows reading, so that a caller can check the existing contents.
   return path.open("a+")

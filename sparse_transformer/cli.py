@@ -1,8 +1,9 @@
 """Command lines: flags, overrides of config fields, one-line errors.
 
-A command imports what it needs inside its `main`, so that a misspelt flag is
-reported before JAX loads, which takes seconds. It imports this module first,
-and `flags` from it, so that a missing library is reported in one line.
+A command imports heavy packages inside its `main`, because loading JAX takes
+seconds and a misspelt flag should be reported before that. It imports this
+module first, and `flags` from this module, so that a missing library is
+reported in one line.
 """
 
 import contextlib
@@ -21,7 +22,11 @@ from sparse_transformer import version
 
 
 def _program() -> str:
-  """What errors call the command: its file, or its package with `python -m`."""
+  """Returns the name of the command in error messages.
+
+  The name is that of the file or, for a package run with `python -m`, that of
+  the package.
+  """
   path = pathlib.Path(sys.argv[0])
   return path.parent.name if path.stem == "__main__" else path.name
 
@@ -44,21 +49,25 @@ except ModuleNotFoundError as error:
     raise
   sys.exit(f"{_program()}: {line}")
 
-# Errors that the user can fix. Any other is a bug and keeps its traceback.
+# Errors that the user can fix. Any other error is a bug and keeps its
+# traceback.
 USER_ERRORS = (
   *(ValueError, OSError, FloatingPointError, flags.Error),
-  *(MemoryError, RecursionError, OverflowError),  # rather a setting's than ours
+  # These are more often caused by a setting than by a bug.
+  *(MemoryError, RecursionError, OverflowError),
 )
-# What XLA's compilers say of memory that belongs to a core, not to the device.
+# How XLA's compilers name the memory of one core, as opposed to the memory of
+# the device.
 KERNEL_LIMIT = "(?i)shared memory|memory space [sv]mem"
 OF_KERNEL = (
-  "a kernel does not compile for this device, whatever the batch;"
-  " --config.attention.backend=batched runs none"
+  "a kernel does not compile because it needs more on-chip memory than this"
+  " device has; a smaller batch would not help; set"
+  " --config.attention.backend=batched, which uses no such kernels"
 )
 OF_DEVICE = (
-  "the device is out of memory; shorter sequences and smaller batches need"
-  " less, and sparse_transformer.explain says how much, with --compile and the"
-  " same --config"
+  "the device is out of memory; use shorter sequences or smaller batches, and"
+  " run sparse_transformer.explain with --compile and the same --config to see"
+  " how much memory a training step needs"
 )
 
 Main = Callable[[Sequence[str]], Any]
@@ -69,34 +78,38 @@ def run(
 ) -> NoReturn:
   """Parses the flags, calls `main` with the other arguments, and exits.
 
-  A user's mistake is reported as one line on standard error, with exit status
-  1; --verbosity=1 shows where it was raised. A command that a signal stops
+  A user's mistake is reported in one line on standard error, with exit status
+  1; --verbosity=1 also prints the traceback. A command that a signal stops
   exits with status 130.
 
   Args:
-    main: what the command does.
-    parse: `on_config`, `on_workdir` or `on_either`; by default absl's.
+    main: the function that carries out the command.
+    parse: `on_config`, `on_workdir`, `on_either` or `on_file`; by default,
+      absl's parser of flags.
     takes_words: whether arguments other than flags are allowed.
   """
-  if isinstance(sys.stdout, io.TextIOWrapper):  # may lack Unicode
+  # The encoding of standard output may lack some characters.
+  if isinstance(sys.stdout, io.TextIOWrapper):
     sys.stdout.reconfigure(errors="backslashreplace")
   programs.keep()
   sys.unraisablehook = _report
   flags.FLAGS.set_gnu_getopt()  # flags may follow other arguments
-  # Both parts run in `_call`, so that wrong flags are reported in a line, too.
+  # Parsing runs in `_call` as well, so that mistakes in flags are also
+  # reported in one line.
   parse = functools.partial(_parse, parse, takes_words)
   app.run(lambda x: _call(main, x), flags_parser=lambda x: _call(parse, x))
 
 
 def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
-  """Parses flags of a command on an experiment, whose file --config names.
+  """Parses the flags of a command whose --config names a config file.
 
   Args:
     argv: the command line.
-    default: the file if --config is not given; None makes it required.
+    default: the config file to use if --config is not given. If None, --config
+      is required.
 
   Returns:
-    The arguments that are no flags.
+    The arguments that are not flags.
   """
   _named_file(argv)
   fields = []
@@ -105,45 +118,51 @@ def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
   config_flags.DEFINE_config_file(
     "config",
     default,
-    "File with the experiment's config. Its fields can be overridden:"
-    " --config.attention.pattern=fixed. The fields and their defaults:\n"
-    + "\n".join(fields),
+    "File that defines the config of the experiment. Its fields can be"
+    " overridden, for example with --config.attention.pattern=fixed. The fields"
+    " and their defaults:\n" + "\n".join(fields),
   )
   _list_in_help("config")
   return flags.FLAGS(argv)
 
 
 def on_file(argv: Sequence[str]) -> Sequence[str]:
-  """`on_config`, where --config is in a file of weights unless it is given."""
+  """Like `on_config`, but --config is optional.
+
+  Without it, the command reads the config from a file of weights.
+  """
   return on_config(argv, config_lib.__file__)
 
 
 def on_workdir(argv: Sequence[str]) -> Sequence[str]:
-  """Parses flags of a command on a trained run, whose config is --config.
+  """Parses the flags of a command on a run, whose config becomes --config.
 
-  If --config names a file, its code is run first, as it may register patterns
-  or data sources.
+  If --config names a file, its code is run first, because it may register
+  patterns or data sources.
 
   Args:
     argv: the command line.
 
   Raises:
-    ValueError: --workdir is missing, the run has no config, or its config names
-      something that nothing registers.
+    FileNotFoundError: the workdir contains no config.
+    ValueError: --workdir is missing, or the config names a pattern or a data
+      source that is not registered.
   """
   flags.DEFINE_string(
     "workdir",
     None,
-    "Folder of the run, or a file of weights, which becomes a run in runs/."
-    " Fields of its config can be overridden: --config.attention.backend=dense."
-    " If the config file of the run registers patterns or data sources, also"
-    " pass --config=WORKDIR/config.py, its copy, whose code is then run.",
+    "Folder of the run, or a file of weights, from which a run in runs/ is"
+    " made. Fields of its config can be overridden, for example with"
+    " --config.attention.backend=dense. If the config file of the run registers"
+    " patterns or data sources, also pass its copy, --config=WORKDIR/config.py,"
+    " to run this code.",
   )
   _list_in_help("workdir")
   file, argv = _named_file(argv)
   if file is not None:
     runpy.run_path(file)
-  # In two passes: the fields of --config are those in --workdir.
+  # Flags are parsed twice: the first pass finds --workdir, whose config defines
+  # the fields of --config for the second pass.
   flags.FLAGS(argv, known_only=True)
   workdir = flags.FLAGS.workdir
   if not workdir:
@@ -159,29 +178,30 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
   arguments = flags.FLAGS(argv)
   flags.FLAGS.workdir = workdir
 
-  # The file is named, but not run: a workdir may come from someone else.
+  # The error names the file, but its code is not run without the user's
+  # consent, because a workdir may come from someone else.
   file = pathlib.Path(workdir, "config.py")
   unknown = _unregistered(config) & _unregistered(flags.FLAGS.config)
   if unknown and file.exists():
     raise ValueError(
-      f"{', '.join(sorted(unknown))} must be registered first: if you trust the"
+      f"{', '.join(sorted(unknown))} must be registered first; if you trust the"
       f" code in {file}, run {version.command(config=file)}"
     )
   return arguments
 
 
 def _unregistered(config):
-  """The patterns and the data source that a config names, and nothing adds."""
+  """Returns the patterns and data source in a config that are unregistered."""
   from sparse_transformer import data, patterns
 
-  # Names before a bracket, as in Strided(8) | Local(4).
+  # Patterns are names before a parenthesis, as in Strided(8) | Local(4).
   used = re.findall(r"(\w+) *\(", config["attention"]["pattern"])
   names = {config["data"]["name"], *used}
   return names - {*data.SOURCES, *patterns.CATALOGUE, *patterns.CONTENT}
 
 
 def on_either(argv: Sequence[str]) -> Sequence[str]:
-  """`on_workdir` if --workdir is given, otherwise `on_config`."""
+  """Calls `on_workdir` if --workdir is given, otherwise `on_config`."""
   if any(re.match(r"--?workdir(=|$)", word) for word in argv[1:]):
     return on_workdir(argv)
   flags.DEFINE_string("workdir", None, "Folder of a run, in place of --config.")
@@ -190,9 +210,14 @@ def on_either(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _named_file(argv):
-  """(what --config names, the arguments without it); both are checked."""
-  # A set of flags of its own, because the flag --config is defined later, from
-  # the contents of the file, and fails with less helpful errors.
+  """Returns (the file that --config names, the arguments without --config).
+
+  Raises FileNotFoundError if the file does not exist, and ValueError if an
+  override names an unknown field.
+  """
+  # This parses with a separate set of flags, because the real --config is
+  # defined later, from the contents of the file, and its errors are less
+  # helpful.
   first = flags.FlagValues()
   first.set_gnu_getopt()
   flags.DEFINE_string("config", None, "", flag_values=first)
@@ -202,8 +227,8 @@ def _named_file(argv):
     if override := re.match(r"--?(?:no)?config\.([^=]*)", word):
       schema.check_name(override[1])
 
-  # FILE:ARGUMENT passes an argument to get_config. Without --config, the path
-  # is one that exists.
+  # FILE:ARGUMENT passes an argument to get_config. Without --config, use a path
+  # that always exists.
   path = pathlib.Path((first.config or os.devnull).partition(":")[0])
   if not path.exists() or path.is_dir():
     close = path.suffix and atomic.nearest(path)
@@ -213,10 +238,10 @@ def _named_file(argv):
 
 
 class Integers(flags.IntegerParser):
-  """Parses integers, also 1e3."""
+  """Parses integers, including those in scientific notation such as 1e3."""
 
   def convert(self, argument: int | str) -> int:
-    """The integer in a text; raises ValueError for a fraction, as in 1.5."""
+    """Returns the integer; raises ValueError if it is a fraction like 1.5."""
     with contextlib.suppress(ValueError):
       return super().convert(argument)
     with contextlib.suppress(ValueError, OverflowError):
@@ -230,28 +255,32 @@ config_flags.register_flag_parser_for_type(int, Integers())
 
 
 def overrides(in_float32: bool = False) -> dict[str, Any]:
-  """The fields of --config that flags set: {"group.field": value}.
+  """Returns the config fields that flags set, as {"group.field": value}.
 
   Args:
-    in_float32: whether to add float32 as `model.dtype`, unless a flag sets it.
+    in_float32: whether to set `model.dtype` to float32 unless a flag sets it.
   """
   values = config_flags.get_override_values(flags.FLAGS["config"])
   return {"model.dtype": "float32"} | values if in_float32 else values
 
 
 def _report(problem, report=sys.unraisablehook):
-  """Passes on what threads print, except that Orbax closed their event loop."""
-  if str(problem.exc_value) != "Event loop is closed":  # as a write failed
+  """Reports errors of threads, except those of Orbax after a failed write.
+
+  When a write fails, Orbax closes the event loop of its threads. The write
+  itself has already been reported.
+  """
+  if str(problem.exc_value) != "Event loop is closed":
     report(problem)
 
 
 def _list_in_help(name):
-  """Lists a flag in --help, which shows only those of the command itself."""
+  """Adds a flag to --help, which lists only flags that the command defines."""
   flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
 
 def require(*names: str) -> None:
-  """Raises ValueError if a flag is missing, or a field of --config is wrong."""
+  """Raises ValueError if a flag is missing or a config field is invalid."""
   for name in names:
     if (flag := flags.FLAGS[name]).value is None:
       what = "returns None" if flag.present else "is missing"
@@ -260,45 +289,50 @@ def require(*names: str) -> None:
 
 
 def _parse(parse, takes_words, argv):
-  """Parses flags, where paths may begin with ~/, or raises ValueError.
+  """Parses flags, whose values may be paths that begin with ~/.
 
   Args:
-    parse: maps the command line to arguments that are no flags.
-    takes_words: whether there may be such arguments.
-    argv: the command line; `sys.argv` is used, which it equals.
+    parse: parses the command line and returns the arguments that are not flags.
+    takes_words: whether arguments other than flags are allowed.
+    argv: the command line; must equal `sys.argv`, which is changed in place.
+
+  Raises ValueError if flags, their values or a config file are invalid.
   """
   home = rf"\1{os.path.expanduser('~')}/"
 
-  # ml_collections looks for overrides in sys.argv.
+  # Change sys.argv itself, because ml_collections reads overrides from it.
   sys.argv[:] = [re.sub(r"^(--?[a-z_]+=)?~/", home, word) for word in argv]
   try:
     arguments = parse(sys.argv)
-  except BaseException as error:  # of a config file, or a field that it lacks
+  # A config file may raise any error.
+  except BaseException as error:
     ends = isinstance(error, KeyboardInterrupt) or _origin(error) == "absl.app"
     if ends or describe(error) is not None:
       raise
     reason = error.args[0] if len(error.args) == 1 else error
     if isinstance(reason, KeyError):
       reason = reason.args[0]
-    if "NoneType" in f"{reason}":  # it has no fields to set
+    # get_config returned None, which has no fields to override.
+    if "NoneType" in f"{reason}":
       reason = "get_config must return a ConfigDict"
     raise ValueError(f"--config: {type(error).__name__}: {reason}") from error
 
   if not takes_words and len(arguments) > 1:
     raise ValueError(
-      f"unexpected argument {arguments[1]!r}; settings are --name=value"
+      f"unexpected argument {arguments[1]!r}; write settings as --name=value"
     )
 
-  # absl takes the last value of a flag, which hides a mistake in
-  # a long command.
+  # If a flag is repeated, absl uses its last value, which could hide a mistake
+  # in a long command.
   for name in flags.FLAGS:
     times = flags.FLAGS[name].present
-    if isinstance(flags.FLAGS[name], flags.MultiFlag):  # its items are counted
+    # For these, `present` counts items, not occurrences of the flag.
+    if isinstance(flags.FLAGS[name], flags.MultiFlag):
       times = sum(bool(re.match(rf"--?{name}(=|$)", x)) for x in sys.argv)
     if times > 1:
       raise ValueError(f"--{name} is given twice; give it once")
 
-  # A shell replaces an unset variable by nothing: --workdir=$DIR.
+  # A value may be empty by mistake, as --workdir=$DIR is if DIR is unset.
   for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
     if flag.present and flag.value in ("", []):
       raise ValueError(f"--{flag.name} is empty; see --help")
@@ -306,10 +340,12 @@ def _parse(parse, takes_words, argv):
 
 
 def _call(function, argv):
-  """function(argv); errors of the user end the process with one line."""
-  # No command opens a window, as the backend of a notebook would.
+  """Returns function(argv); on a user error, prints one line and exits."""
+  # The environment may choose a matplotlib backend that opens windows or needs
+  # a notebook; commands only write files.
   os.environ["MPLBACKEND"] = "agg"
-  # Orbax logs every step it takes, and ml_collections what it then raises.
+  # Orbax logs every step that it takes, and ml_collections logs errors before
+  # it raises them.
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.ERROR)
   try:
@@ -329,18 +365,20 @@ def _call(function, argv):
 
 
 def describe(error: BaseException) -> str | None:
-  """A line about an error for the user; None if it is a bug.
+  """Returns a message about an error for the user, or None if it is a bug.
 
-  Bugs keep their traceback, so this must recognize what a user can change:
-  flags, files, missing packages, the memory of a device, variables of JAX.
+  A bug keeps its traceback. This function recognizes errors that a user can
+  fix: wrong flags or files, missing packages, too little device memory, wrong
+  environment variables of JAX.
   """
   try:
     text = str(error)
-  except Exception:  # of a class in a config file
+  # An exception class defined in a config file may have a broken __str__.
+  except Exception:
     return type(error).__name__
   if isinstance(error, ModuleNotFoundError):
     return version.missing(error)
-  # XLA's errors have a class that only JAX knows.
+  # The class of XLA's errors cannot be named here without importing JAX.
   if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in text:
     reason = OF_KERNEL if re.search(KERNEL_LIMIT, text) else OF_DEVICE
     return f"{reason} ({text.splitlines()[0]})"
@@ -348,21 +386,22 @@ def describe(error: BaseException) -> str | None:
   if "JAX_PLATFORMS" in text or _origin(error) == "jax._src.xla_bridge":
     names = "JAX_PLATFORMS", "XLA_FLAGS"
     variables = " ".join(f"{x}={os.environ.get(x, '')}" for x in names)
-    if not text or "known backends" in text:  # it lists those without devices
-      text = "no such device is found; leave JAX_PLATFORMS unset to use others"
+    # JAX's own text would list backends for which there is no device.
+    if not text or "known backends" in text:
+      text = "no such device found; unset JAX_PLATFORMS to use other devices"
     return f"JAX cannot start with {variables}: {text}"
   return text if isinstance(error, USER_ERRORS) else None
 
 
 def _origin(error):
-  """The name of the module that raised an error; None without a traceback."""
+  """Returns the module that raised an error, or None without a traceback."""
   frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
   return frames[-1].f_globals.get("__name__") if frames else None
 
 
 def _on_one_line(text):
-  """A text without line breaks and, if it quotes a traceback, without that."""
-  # ml_collections quotes the traceback of a config file's error.
+  """Returns text without line breaks and without any quoted traceback."""
+  # For an error in a config file, ml_collections quotes its traceback.
   before, mark, after = text.partition("Traceback (most recent call last)")
   last = after.rpartition("\n  ")[2].partition("\n")[2] if mark else ""
   return " ".join(f"{before} {last}".split())

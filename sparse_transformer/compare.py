@@ -1,4 +1,4 @@
-"""Trains a model with each of several values of a field, on the same budget.
+"""Compares values of a config field by training a model with each of them.
 
 python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --vary=attention.pattern=dense,local,strided,fixed \\
@@ -6,16 +6,18 @@ python -m sparse_transformer.compare --config=configs/cifar10_small.py \\
   --budget=steps:500 --seeds=3 --workdir=runs/patterns
 
 Values are separated by commas outside brackets, or by semicolons. A value may
-set other fields too: "dense with data.length=512 train.batch_size=8".
+also set other fields: "dense with data.length=512 train.batch_size=8".
 
-A budget sets train.steps and, unless that varies, shortens
-optimizer.warmup_steps to a tenth of them; seeds count from --first_seed. Values
-are ranked by the bits of each run's best checkpoint on the entire validation
-split; the best value is then scored on the test split.
+All runs have the same budget. It sets train.steps, and limits
+optimizer.warmup_steps to a tenth of the steps unless --vary or --tune sets
+optimizer.warmup_steps. Seeds are counted from --first_seed. Values are ranked
+by the bits of each run's best checkpoint on the entire validation split. The
+best value is then scored on the test split.
 
-A run is train.py and then eval.py, in the folder VALUE/seedN or
-VALUE/tune/CANDIDATE of --workdir. The same command resumes a comparison that
-was stopped. docs/compare.md explains tuning, errors and jobs.
+Each run is trained as by train.py and scored as by eval.py, in the folder
+VALUE/seedN or VALUE/tune/CANDIDATE of --workdir. To resume a comparison that
+was stopped, repeat the command. docs/compare.md explains tuning, uncertainties
+and parallel jobs.
 """
 
 import pathlib
@@ -39,8 +41,8 @@ def main(argv: Sequence[str]) -> None:
   parts = jobs.divide_machine(flags.FLAGS.jobs, budgets)
   preflight.begin(plan, len(parts))
 
-  # Candidates are chosen on the validation split, with a seed that
-  # is not compared.
+  # Candidates are chosen on the validation split, with a seed that is not used
+  # in the comparison itself.
   tuning = None
   if plan.tune:
     trials.run_all(plan.tuning, parts)
@@ -58,25 +60,28 @@ def main(argv: Sequence[str]) -> None:
     command=version.command(),
   )
 
-  # The test split is scored for the winner alone: scoring all choices and
-  # taking the best would be a choice on the test split.
+  # Only the winner is scored on the test split. Scoring all choices and
+  # reporting the best would select on the test split.
   best = record.make_record(provenance, runs)["rows"][0]["choice"]
   trials.score_all([x for x in final if x.choice == best], "test", parts)
   for trial, run in zip(final, runs, strict=True):
     if trial.choice == best:
       run["test"] = trials.scored(trial, "test")
 
-  # Once more, since only now the runs have a test.
+  # Make the record again, because the runs now include test scores.
   made = record.make_record(provenance, runs, tuning)
   print(record.render(made))
   record.write_results(plan.root, made)
-  print(f"comparison in {plan.root / 'comparison.md'}, its curves in .png")
+  print(
+    f"comparison in {plan.root / 'comparison.md'}, its curves in comparison.png"
+  )
 
 
 def _plan(args):
-  """The comparison that the flags describe; raises ValueError."""
+  """Returns the comparison that the flags describe, or raises ValueError."""
   cli.require("config", "vary", "workdir")
-  # Missing flags were reported by now: this loads JAX, which takes seconds.
+  # This import loads JAX, which takes seconds, so missing flags are reported
+  # before it.
   from sparse_transformer.comparison import plan as plan_lib
 
   vary = plan_lib.parse_axis(args.vary, "vary")
@@ -87,7 +92,8 @@ def _plan(args):
     tune_budget = plan_lib.parse_budget(args.tune_budget, "tune_budget")
   return plan_lib.Comparison(
     file=config_flags.get_config_filename(args["config"]),
-    preset=sys.modules["config_config"].get_config(),  # of that file
+    # ml_collections imports the config file as this module.
+    preset=sys.modules["config_config"].get_config(),
     config=schema.typed(args.config),
     root=pathlib.Path(args.workdir),
     vary=vary,
@@ -100,15 +106,30 @@ def _plan(args):
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("vary", None, "A field and its values: group.name=a,b,c.")
-  flags.DEFINE_string("tune", None, "A field tuned for each value, likewise.")
   flags.DEFINE_string(
-    "budget", "steps:500", "steps:N, seconds:N or processor_seconds:N."
+    "vary", None, "The field to compare and its values, as group.name=a,b,c."
   )
-  flags.DEFINE_string("tune_budget", None, "The budget of a run of tuning.")
+  flags.DEFINE_string(
+    "tune",
+    None,
+    "A field to tune for each value, and its candidates, as group.name=a,b,c.",
+  )
+  flags.DEFINE_string(
+    "budget",
+    "steps:500",
+    "Budget of each run: steps:N, seconds:N or processor_seconds:N.",
+  )
+  flags.DEFINE_string(
+    "tune_budget", None, "Budget of each tuning run; default: --budget."
+  )
   flags.DEFINE_integer("seeds", 1, "Number of runs with each value.", 1, 999)
   flags.DEFINE_integer("first_seed", 0, "The lowest seed.", 0)
-  flags.DEFINE_integer("jobs", 1, "Number of runs at the same time.", 1)
-  flags.DEFINE_enum("equal", None, ["keys"], "What values must have in common.")
+  flags.DEFINE_integer("jobs", 1, "Number of runs that train in parallel.", 1)
+  flags.DEFINE_enum(
+    "equal",
+    None,
+    ["keys"],
+    "keys: rejects values whose mean keys per query differ by more than 10 %.",
+  )
   flags.DEFINE_string("workdir", None, "Folder of the comparison.")
   cli.run(main, cli.on_config)

@@ -14,33 +14,33 @@ from ml_collections import ConfigDict
 from sparse_transformer import atomic, schema
 from sparse_transformer.schema import Affects, Config
 
-# Policies: which fields of two configs may differ, by what these affect. They
-# are for a run that resumes, for one that does with --allow_changes, and for
-# commands that read a run.
+# Each policy lists what the fields in which two configs differ may affect:
+# when a run resumes, when it resumes with --allow_changes, and when a command
+# reads a run.
 Allowed = Collection[Affects]
 TO_RESUME: Allowed = ("nothing", "machine")
 WITH_ALLOW_CHANGES: Allowed = (*TO_RESUME, "updates", "scores")
 TO_READ: Allowed = (*WITH_ALLOW_CHANGES, "start", "rounding")
-# The same for commands that are given other data than the run's.
+# For commands that read a run but are given data other than the run's.
 TO_READ_OTHER_DATA: Allowed = (*TO_READ, "data")
-# The fields that leave the scores of given weights as they are.
+# Fields that do not change the scores of given weights.
 UNSCORED: Allowed = (*TO_RESUME, "start", "updates")
 ANY: Allowed = get_args(Affects)
 Changes = dict[str, tuple[Any, Any]]  # {"group.field": (old, new)}
 CHANGES = "config_changes.jsonl"
-# All that `ast.literal_eval` raises for a text that is no literal.
+# The errors that `ast.literal_eval` raises if its text is not a literal.
 UNREADABLE = ValueError, TypeError, SyntaxError, MemoryError, RecursionError
 
 
 def get_config() -> ConfigDict:
-  """The defaults of all fields, see `schema.Config`."""
+  """Returns the defaults of all fields, see `schema.Config`."""
   return ConfigDict(Config().to_dict())
 
 
 def portable(config: Config) -> Config:
-  """A copy of a config for any machine.
+  """Returns a copy of a config that does not depend on the machine.
 
-  The fields that name paths, devices or another run have their defaults.
+  Fields that name paths, devices or another run are reset to their defaults.
   """
   names = [x for x in schema.FIELDS if schema.affects(x) == "machine"]
   names.append("train.init_from")
@@ -48,16 +48,17 @@ def portable(config: Config) -> Config:
 
 
 def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
-  """A copy of a config in which some fields have other values.
+  """Returns a copy of a config in which some fields have other values.
 
   Args:
     config: a `Config` or ConfigDict.
-    texts: {"group.field": value as text}, as flags give them.
+    texts: {"group.field": value}, where values are text, as on the command
+      line.
 
-  Raises ValueError as `schema.Config.replace` does.
+  Raises ValueError if a field is unknown or its value is not allowed.
   """
-  # A text that is not a Python literal stays a text, and the rule of the field
-  # rejects it.
+  # A value that is not a Python literal stays a string, and the rule of the
+  # field then rejects it.
   values: dict[str, Any] = {**texts}
   for field, text in texts.items():
     if schema.FIELDS[field].type is not str:
@@ -68,15 +69,22 @@ def with_texts(config: Any, texts: Mapping[str, str]) -> Config:
 
 
 def overrides(preset: Any, config: Any) -> list[str]:
-  """The flags that turn a `Config` or ConfigDict into another."""
+  """Returns the flags that change the config `preset` into `config`.
+
+  Args:
+    preset: a `Config` or ConfigDict.
+    config: another one.
+  """
   changes = compare(schema.typed(preset), schema.typed(config))
   return [f"--config.{name}={new}" for name, (_, new) in changes.items()]
 
 
 def read_config(workdir: str | os.PathLike) -> Config:
-  """Reads the config of a run; fields newer than the run have their defaults.
+  """Reads the config of a run.
 
-  Raises ValueError or OSError if the workdir holds none that can be read.
+  Fields that were added after the run was made get their defaults.
+
+  Raises ValueError or OSError if the workdir contains no readable config.
   """
   path = pathlib.Path(workdir) / "config.json"
   if not path.exists():
@@ -89,18 +97,19 @@ def read_config(workdir: str | os.PathLike) -> Config:
 
 
 def from_json(settings: dict[str, Any], place: object) -> Config:
-  """The config that a run wrote as JSON.
+  """Returns the config that a run wrote as JSON.
 
   Args:
-    settings: {group: {field: value}}; fields that it lacks have defaults.
-    place: where it was read, for the error.
+    settings: {group: {field: value}}. Omitted fields get their defaults.
+    place: how error messages refer to the input, such as its file name.
 
-  Raises ValueError if it has unknown fields, or values that are not allowed.
+  Raises ValueError if `settings` includes unknown fields or values that are not
+  allowed.
   """
   try:
     groups = settings.values() if isinstance(settings, dict) else ()
     if not groups or not all(isinstance(group, dict) for group in groups):
-      raise ValueError("it lacks the groups of fields that a run writes")
+      raise ValueError("it is not a config of the form {group: {field: value}}")
     return Config().replace(**schema.flatten(ConfigDict(settings)))
   except (TypeError, ValueError, AttributeError) as error:
     raise ValueError(f"{place} cannot be read: {error}") from None
@@ -112,20 +121,21 @@ def write_config(
   step: int = 0,
   changes: Changes | None = None,
 ) -> None:
-  """Writes the config of a run to its workdir, and what has changed.
+  """Writes the config of a run to its workdir, and records changes to it.
 
   Args:
-    workdir: the folder of the run, which is created.
-    config: the config with which it goes on.
-    step: the step from which it goes on.
-    changes: what differs from the config of that step's checkpoint. They become
-      the last line of config_changes.jsonl, in place of what was recorded at
-      that step or a later one, and are printed on standard error if new.
+    workdir: the folder of the run; created if it does not exist.
+    config: the config with which the run continues.
+    step: the step from which the run continues.
+    changes: how `config` differs from the config of the checkpoint at `step`.
+      They become the last line of config_changes.jsonl, which replaces any
+      changes recorded at `step` or later. New changes are also printed on
+      standard error.
   """
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
 
-  # Changes at later steps do not count for a run that resumes before them.
+  # A run that resumes at `step` discards the changes recorded at later steps.
   recorded = read_changes(workdir)
   kept = [(number, x) for number, x in recorded if number < step]
   if changes:
@@ -145,7 +155,10 @@ def write_config(
 
 
 def read_changes(workdir: str | os.PathLike) -> list[tuple[int, Changes]]:
-  """Reads the changes of a run's config, each with the step that it follows.
+  """Reads how the config of a run has changed.
+
+  Returns:
+    A list of (step, changes), where the changes apply after this step.
 
   Raises ValueError if config_changes.jsonl is damaged.
   """
@@ -176,14 +189,14 @@ def compare(
 
   Args:
     before: the config of a run.
-    after: another one.
-    allowed: what fields that differ may affect.
-    place: where `before` was read, for the error.
+    after: the config to compare with it.
+    allowed: the policy: what the fields that differ may affect.
+    place: where `before` was read, for the error message.
 
   Returns:
-    {"group.field": (old, new)} of the fields that differ.
+    {"group.field": (old, new)} for each field that differs.
 
-  Raises ValueError if a field affects what is not allowed.
+  Raises ValueError if a field that differs affects something not in `allowed`.
   """
   old = schema.flatten(before)
   new = schema.flatten(after)
@@ -195,8 +208,8 @@ def compare(
     can_change = all(schema.affects(x) in WITH_ALLOW_CHANGES for x in refused)
     raise ValueError(
       f"{place} is from a run with another config: {', '.join(values)}; use"
-      f" {'--allow_changes, ' * can_change}another --workdir, or the same"
-      " settings"
+      f" {'--allow_changes, ' * can_change}another --workdir, or the settings"
+      " of that run"
     )
 
   return changes

@@ -1,13 +1,14 @@
-"""Makes a run of the weights in a file: those of export, or of other code.
+"""Makes a run from a file of weights, exported by this project or released.
 
 python -m sparse_transformer.convert FILE.safetensors --workdir=runs/converted
 
-All commands can read the run; its checkpoint is of step 0. Trains nothing, and
-needs no data. The config is the file's own or, for a .npz of Jun et al. 2020,
-the one in configs/ with as many layers; --config=FILE sets another. Its fields
-can be overridden: --config.data.path=DIR says where later commands find the
-data. A .npz has averaged weights, which are read, and raw ones, which
-FILE.npz:params names.
+All commands can read the run, whose only checkpoint is at step 0. The command
+does not train, and needs no data. An exported file contains its config. For a
+.npz released by Jun et al. 2020, the config is the file in configs/ with the
+same number of layers. --config=FILE sets another config. Config fields can be
+overridden, for example with --config.data.path=DIR, where later commands find
+the data. A .npz contains averaged and raw weights; the averaged ones are read
+unless the file is given as FILE.npz:params.
 """
 
 import pathlib
@@ -20,20 +21,20 @@ from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:
-  """Makes a run, at step 0, from a file of weights."""
+  """Makes a run at step 0 from a file of weights."""
   args = flags.FLAGS
   if len(argv) != 2:
     raise ValueError("give one file of weights; see --help")
   if not args.workdir or pathlib.Path(args.workdir).exists():
     raise ValueError(f"--workdir={args.workdir or ''} must name a new folder")
   schema.typed(args.config)
-  # A run keeps a copy of its config file, if it has one.
+  # If there is a config file, the run keeps a copy of it.
   config = None
   config_file = None
   if args["config"].present:
     config = schema.typed(args.config)
     config_file = config_flags.get_config_filename(args["config"])
-  # Mistakes in flags are found by now, before JAX loads.
+  # These imports load JAX, so mistakes in flags are reported before them.
   from sparse_transformer.training import banner, workdir as workdir_lib
 
   workdir_lib.check_folder(args.workdir, workdir_lib.COMPARISON, "a comparison")
@@ -46,15 +47,16 @@ def main(argv: Sequence[str]) -> None:
 
 
 def run_of(file: str) -> str:
-  """The run of a file of weights, which is converted the first time.
+  """Returns the run made from a file of weights, making it if necessary.
 
   Args:
-    file: its path.
+    file: the path of the file.
 
-  Returns the folder of the run, runs/NAME-CRC32.
+  Returns:
+    The folder of the run, runs/NAME-CRC32.
 
   Raises:
-    ValueError: the file does not hold weights, or is damaged.
+    ValueError: the file does not contain weights, or is damaged.
     OSError: the folder cannot be written.
   """
   from sparse_transformer.data import files
@@ -72,7 +74,7 @@ def run_of(file: str) -> str:
     try:
       run.rename(folder)
     except OSError:
-      # Another process may have made it in the meantime.
+      # Another process may have made the same folder in the meantime.
       if not folder.exists():
         raise
   print(f"{file} is now the run {folder}", file=sys.stderr)
@@ -80,12 +82,13 @@ def run_of(file: str) -> str:
 
 
 def _experiment(text, config=None, overrides=None):
-  """The experiment of a run that starts from a file of weights.
+  """Returns the experiment of a run that starts from a file of weights.
 
   Args:
     text: the file, as in `train.init_from`.
-    config: the experiment's; by default that of the file, or of its reader.
-    overrides: {"group.field": value} of a default config.
+    config: the config of the experiment. By default, that in the file, or the
+      preset of the file's reader.
+    overrides: {"group.field": value}, applied to the default config only.
   """
   from sparse_transformer.training.checkpoints import exported, foreign
   from sparse_transformer.training.experiment import Experiment
@@ -98,11 +101,14 @@ def _experiment(text, config=None, overrides=None):
     file = exported.load(text)
     config = config or file.config.replace(**overrides or {})
   else:
-    raise ValueError(f"{text} must be a file {foreign.SUFFIXES}; see --help")
+    raise ValueError(
+      f"{text} must be a file of weights, {foreign.SUFFIXES}; see --help"
+    )
 
   changes = {"train.init_from": text, "train.steps": 0}
   experiment = Experiment(config.replace(**changes))
-  # Images must be there to know their size, unless the file says it.
+  # The size of images is that of the data or, without data, that recorded in
+  # the file of weights.
   try:
     _ = experiment.source
   except FileNotFoundError:
@@ -111,20 +117,21 @@ def _experiment(text, config=None, overrides=None):
 
 
 def _write(experiment, workdir, config_file=None):
-  """Writes what a run has that trains no step: a checkpoint, metrics, a config.
+  """Writes a run of 0 steps: a checkpoint, metrics and the config.
 
   Args:
-    experiment: its `train.init_from` names the file of weights.
+    experiment: the experiment, whose `train.init_from` names the file.
     workdir: a new folder.
-    config_file: copied into the workdir; None if there is none.
+    config_file: a config file to copy into the workdir, or None.
 
-  Returns the description of the weights, see `warm_start.first_state`.
+  Returns:
+    The description of the weights, see `warm_start.first_state`.
   """
   from sparse_transformer.training import loop, metrics, warm_start
   from sparse_transformer.training.checkpoints import store
 
   state, start = warm_start.first_state(experiment)
-  assert start  # it says what is in the file
+  assert start  # `train.init_from` is set, so the weights have a description
   provenance = store.provenance(
     experiment.config, experiment.source, has_data=False
   )

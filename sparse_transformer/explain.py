@@ -2,24 +2,28 @@
 
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
-Prints attention by pattern; what positions see through the network; the FLOPs
-of a training step, and the bytes of its state; what its backward pass
-recomputes; the cache for decoding; what would run attention on other devices;
-with --compile, also the memory of the step, compiled for this machine. --json
-prints one JSON object. Draws the patterns into --out. Trains nothing, reads
-data of images and labelled only.
+Prints the cost of attention by pattern; which positions each position sees
+through the network; the FLOPs of a training step, and the bytes of its state;
+what its backward pass recomputes; the size of the decoding cache; and which
+backends would run attention on other devices. With --compile, it also compiles
+the training step for this machine and prints the memory that it needs. --json
+prints one JSON object instead. Pictures of the patterns are written into the
+folder --out. The command does not train, and reads data only for `images` and
+`labelled`, whose files define the network's size.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
-Instead compiles the training step, or with --part=attention its attention, for
-absent devices: whether it compiles and fits, and what it launches.
---target=list lists them. With --workdir in place of --config, all of this is
-about a run's config.
+With --target, the command instead compiles the training step for devices that
+are absent, and prints whether it compiles, whether it fits in their memory,
+and which kernels it launches. --part=attention compiles only the attention.
+--target=list prints the available targets. Give --workdir in place of --config
+to explain the config of a run.
 
 python -m sparse_transformer.explain --workdir=runs/digits --example=3
 
-Instead draws what the heads of a run attend to on an example of the test split,
-into the folder attention of the workdir, and prints pairs and entropies.
+With --example, the command instead draws what the heads of a run attend to on
+this example of the test split, into the folder `attention` of the workdir, and
+prints the number of pairs and the entropy of each head.
 """
 
 import dataclasses
@@ -32,7 +36,7 @@ from sparse_transformer.cli import config_flags, flags
 
 
 def main(argv: Sequence[str]) -> None:
-  """Explains an experiment, compiles it for a target, or draws heads."""
+  """Explains an experiment, compiles it for a target, or draws its heads."""
   args = flags.FLAGS
   _check_together(args)
   if args.example is not None:
@@ -49,8 +53,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _check_together(args):
-  """Raises ValueError if a flag is given without one that it requires."""
-  # (a flag, what it requires, whether that is there).
+  """Raises ValueError if a flag is given without a flag that it requires."""
+  # (a flag, what it requires, whether the requirement is met).
   has_example, has_target = args.example is not None, args.target is not None
   for name, needed, is_given in (
     ("part", "--target", has_target),
@@ -64,7 +68,7 @@ def _check_together(args):
 
 
 def _draw_heads(args):
-  """Draws what a run's heads attend to on an example; prints statistics."""
+  """Draws what the heads of a run attend to, and prints their statistics."""
   import jax
 
   from sparse_transformer.training import kernel_check
@@ -83,13 +87,14 @@ def _draw_heads(args):
       " of examples in the test split"
     )
 
-  # Examples must be those of the run's data: --example=3 names one of them.
+  # --example=3 is an index into the run's own data, so the data must be the
+  # same as in training.
   state = run.restore(with_data=True)
-  # Without padding, label and size.
+  # Remove padding, and the label and size at the end of a labelled row.
   tokens = examples[args.example]
   tokens = tokens[: tokens[-1]] if model.classifies else tokens[tokens >= 0]
 
-  # Kernels need the mesh on several devices.
+  # On several devices, kernels need the mesh.
   folder = args.out or str(pathlib.Path(args.workdir) / "attention")
   with jax.set_mesh(experiment.mesh):
     report = head_statistics.draw(
@@ -105,7 +110,10 @@ def _draw_heads(args):
 
 
 def _explain(args):
-  """Prints what an experiment costs and sees, and draws its patterns."""
+  """Prints what an experiment costs and what its positions see.
+
+  Also draws its patterns.
+  """
   from sparse_transformer.figures import masks
   from sparse_transformer.training import banner, costs, rematerialization
   from sparse_transformer.training.experiment import Experiment
@@ -117,7 +125,8 @@ def _explain(args):
   banner.warn(experiment)
   report = network_report.describe(experiment.config, model)
   if args.compile:
-    # Compiled for the devices here, which takes as long as the start of a run.
+    # This compiles for the devices of this machine, which takes as long as
+    # compilation at the start of a run.
     sizes = experiment.mesh.shape
     state = costs.bytes_on_device(experiment.like, sizes)
     step = rematerialization.choose(experiment, state=state)
@@ -131,12 +140,12 @@ def _explain(args):
       report, compiled=compiled, remat=step.why or report.remat
     )
 
-  # Named as the run, or as the config file.
+  # The folder of the pictures is named after the run or the config file.
   path = args.workdir or config_flags.get_config_filename(args["config"])
   resolved = pathlib.Path(path).resolve()
   name = resolved.name if args.workdir else resolved.stem
   folder = pathlib.Path(args.out or f"explain/{name}")
-  # Before the pictures, which may fail.
+  # Print first, because drawing the pictures may fail.
   text = network_report.render(report)
   _print(args, dataclasses.asdict(report), text, folder)
   folder.mkdir(parents=True, exist_ok=True)
@@ -145,43 +154,57 @@ def _explain(args):
 
 
 def _print(args, report, text, folder):
-  """Prints a report as JSON or as text, with the folder of the pictures."""
+  """Prints a report as JSON, or as text followed by the pictures' folder."""
   line = json.dumps(report) if args.json else f"{text}\n\npictures in {folder}"
   print(line, flush=True)
 
 
 def _compile(args):
-  """Compiles for absent devices; ValueError if a program does not fit."""
+  """Compiles for absent devices, and prints a report.
+
+  Raises ValueError if a program does not compile or does not fit.
+  """
   from sparse_transformer.targets import compilers, hardware
   from sparse_transformer.training.distributed import mesh
 
   target = hardware.parse(args.target)
   config = schema.typed(args.config)
 
-  # What cannot be divided is found before minutes of compiling.
+  # Check that the mesh divides all sizes before minutes of compilation.
   sizes = mesh.sizes(config, target.num_devices)
   mesh.check_batch(config, sizes)
   report = compilers.compile_for(target, config, args.part)
   print(json.dumps(report) if args.json else compilers.render(report))
-  # Status 1 lets a script notice.
+  # An error sets exit status 1, so that scripts can detect it.
   if not all(x["compiles"] and x["fits"] for x in report["programs"]):
     raise ValueError(f"{target}: not every program compiles and fits")
 
 
 if __name__ == "__main__":
   flags.DEFINE_string(
-    "out", None, "Folder of the pictures; else explain/CONFIG, or of the run."
+    "out",
+    None,
+    "Folder for the pictures; default: explain/NAME, named after the config"
+    " file or the run, or WORKDIR/attention with --example.",
   )
   flags.DEFINE_bool("json", False, "Prints one JSON object instead of tables.")
   flags.DEFINE_bool(
-    "compile", False, "Also says the memory of a compiled training step."
+    "compile",
+    False,
+    "Also compiles the training step, and prints the memory that it needs.",
   )
   flags.DEFINE_string(
-    "target", None, "Devices to compile for: h100, h100:1x1x8; list prints all."
+    "target",
+    None,
+    "Devices to compile for, such as h100 or h100:1x1x8; list prints all.",
   )
   flags.DEFINE_enum(
     "part", "step", ["step", "attention"], "What to compile for the target."
   )
-  flags.DEFINE_integer("example", None, "Draws heads on a test example.", 0)
-  flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
+  flags.DEFINE_integer(
+    "example", None, "Draws heads on the test example with this index.", 0
+  )
+  flags.DEFINE_string(
+    "step", None, "Checkpoint to read: a step, or best; default: the last."
+  )
   cli.run(main, cli.on_either)

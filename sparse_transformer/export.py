@@ -1,12 +1,12 @@
-"""Writes the weights of a run to one file, which other programs can read.
+"""Exports the weights of a run to one file that other programs can read.
 
 python -m sparse_transformer.export --workdir=RUN --out=NAME.safetensors
 
-Layers have separate arrays, such as layers.0.attention.query.kernel;
-docs/export.md lists all names. The metadata has the config without paths, the
-vocabulary, the unit of losses and the step, so the file suffices, also on other
-machines: `checkpoints.exported.load` reads it, and a run with
---config.train.init_from=FILE starts from it.
+Each layer has its own arrays, such as layers.0.attention.query.kernel;
+docs/export.md lists all names. The metadata contains the config without paths,
+the vocabulary, the unit of losses and the step, so the file can be used alone
+and on other machines: `checkpoints.exported.load` reads it, and
+--config.train.init_from=FILE starts a run from it.
 """
 
 from collections.abc import Sequence
@@ -16,17 +16,17 @@ from sparse_transformer.cli import flags
 
 
 def main(argv: Sequence[str]) -> None:
-  """Writes the weights of a checkpoint into a file."""
+  """Writes the weights of a checkpoint to a file."""
   args = flags.FLAGS
   if args.out is None:
     raise ValueError("--out is missing; see --help")
   from sparse_transformer.training.checkpoints import exported
   from sparse_transformer.training.experiment import open_run
 
-  # A path that cannot be written is found before the checkpoint is read.
+  # Check the output path before the checkpoint is read, which takes longer.
   path = exported.check_path(args.out)
   run = open_run(args.workdir, cli.overrides(), args.step)
-  # Flags may change how a network is computed, but not which one it is.
+  # Flags may change how the network is computed, but not the network itself.
   run.changes(config_lib.TO_RESUME)
 
   state = run.restore()
@@ -41,9 +41,14 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  flags.DEFINE_string("out", None, "The file, NAME.safetensors.")
-  flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
+  flags.DEFINE_string("out", None, "File to write, NAME.safetensors.")
+  flags.DEFINE_string(
+    "step", None, "Checkpoint to read: a step, or best; default: the last."
+  )
   flags.DEFINE_enum(
-    "weights", "ema", ("ema", "params"), "Averaged weights, or the step's own."
+    "weights",
+    "ema",
+    ("ema", "params"),
+    "Exports the averaged weights (ema) or the raw weights (params).",
   )
   cli.run(main, cli.on_workdir)

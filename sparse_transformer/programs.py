@@ -1,4 +1,4 @@
-"""Compiled programs, kept for the next command: JAX's compilation cache."""
+"""JAX's compilation cache, which keeps compiled programs for later commands."""
 
 import os
 import pathlib
@@ -9,20 +9,22 @@ import zlib
 
 DIRECTORY = "JAX_COMPILATION_CACHE_DIR"
 DAMAGED = "Error reading persistent compilation cache entry for '(.+?)'"
-# The most bytes of programs that are kept; beyond, the oldest are deleted.
+# Maximum size of the cache in bytes. When it is larger, the oldest programs are
+# deleted.
 LARGEST = 2**30
 
 
 def keep() -> None:
-  """Tells JAX to keep compiled programs in a user's cache.
+  """Tells JAX to keep compiled programs in the user's cache folder.
 
-  Call it before JAX is imported, which reads the variable `DIRECTORY` then. If
-  the user has set it, even to nothing, that decides instead. In either case, a
-  damaged program is deleted, compiled again and kept.
+  Call it before JAX is imported, because JAX then reads the environment
+  variable `DIRECTORY`. If the user has set this variable, even to the empty
+  string, it is left unchanged. In either case, a damaged program is deleted,
+  compiled again and cached again.
   """
   warnings.filterwarnings("always", DAMAGED)
-  # JAX warns of a damaged program, and goes on; a hook on warnings is the only
-  # place that learns its name.
+  # When JAX cannot read a cached program, it issues a warning and compiles
+  # again. Only the warning contains the program's name, hence this hook.
   warnings.showwarning = _replace
   if DIRECTORY in os.environ:
     return
@@ -33,53 +35,59 @@ def keep() -> None:
     folder = root / _processor()
     folder.mkdir(parents=True, exist_ok=True)
     _prune(root)
-  except (OSError, RuntimeError):  # no home, or a full disk
+  except (OSError, RuntimeError):  # no home folder, or a full disk
     return
 
   os.environ[DIRECTORY] = str(folder)
-  # That the disk is full, of which JAX warns, is of no use to the user.
+  # If the disk is full, JAX warns about each program. The user needs no cache,
+  # so hide these warnings.
   warnings.filterwarnings("ignore", "Error writing persistent compilation")
 
 
 def _replace(message, *origin, show=warnings.showwarning):
-  """Makes room for a program that JAX cannot read, and would not overwrite."""
+  """Deletes a damaged program, because JAX would not overwrite it."""
   damaged = re.match(DAMAGED, str(message))
   if not damaged:
     show(message, *origin)
     return
 
   folder = pathlib.Path(os.environ[DIRECTORY])
-  # Nothing says which of that name it is; the others are compiled again.
+  # The warning has only the first part of the file's name, so delete all
+  # programs that match; those that were intact are compiled again, too.
   for path in folder.glob(f"{damaged[1]}-*-cache"):
     path.unlink(missing_ok=True)
 
 
 def _processor():
-  """Names what programs for CPUs depend on; JAX's own key has only a part."""
+  """Returns a name for the processor on which cached CPU programs depend.
+
+  JAX's own cache key covers only part of this.
+  """
   path = pathlib.Path("/proc/cpuinfo")
-  # Programs use instructions that the processor had when they were compiled: on
-  # another one, with a shared home, they may crash.
+  # A program uses the instructions of the processor for which it was compiled.
+  # If machines share a home folder, it may crash on another processor.
   text = path.read_text() if path.exists() else ""
   lines = re.findall("(?m)^(?:model name|flags|Features)\t.*", text)
   cores = os.cpu_count()
-  if sys.platform == "linux":  # XLA divides work among these
+  if sys.platform == "linux":  # XLA divides work among the usable cores
     cores = len(os.sched_getaffinity(0))
   identity = sorted(set(lines)) + [cores, os.environ.get("NPROC")]
   return f"{zlib.crc32(repr(identity).encode()):08x}"
 
 
 def _prune(root):
-  """Deletes the oldest programs beyond `LARGEST`.
+  """Deletes the oldest programs until the rest fit in `LARGEST` bytes.
 
   Args:
-    root: the folder with a folder of programs for each processor.
+    root: the cache folder, which has one folder of programs per processor.
   """
   files = []
   for path in root.glob("*/*"):
     info = path.stat()
     files.append((info.st_mtime, info.st_size, path))
 
-  # From the newest on; those beyond the limit are the oldest.
+  # Add up sizes from the newest program on, so that the oldest exceed the
+  # limit.
   total = 0
   for _, size, path in sorted(files, reverse=True):
     total += size

@@ -1,4 +1,4 @@
-"""What a command says while it works: lines, and how far it is."""
+"""What a command prints while it works: lines, and a progress bar."""
 
 import contextlib
 import sys
@@ -10,24 +10,26 @@ import tqdm
 
 from sparse_transformer import signals
 
-# The time between lines if standard error is not a terminal.
+# Seconds between progress lines if standard error is not a terminal.
 SECONDS = 30
 
 
 def say(line: str, file: TextIO | None = None) -> None:
-  """Prints a line, above a progress bar if there is one.
+  """Prints a line, above the progress bar if there is one.
 
-  A command goes on if nobody reads what it prints: later lines are dropped.
+  If the output can no longer be written, because its pipe or terminal is
+  closed, the command continues and later lines are dropped.
 
   Args:
-    line: the line.
-    file: by default standard output.
+    line: the line to print.
+    file: the file to print to; by default, standard output.
   """
   try:
-    # The bar is removed, and drawn again below the line.
+    # tqdm clears the bar, and redraws it below the line.
     with tqdm.tqdm.external_write_mode():
       print(line, file=file, flush=True)
-  except OSError:  # a closed pipe, or terminal, perhaps before its SIGHUP
+  # The pipe or terminal is closed. A terminal's SIGHUP may arrive only later.
+  except OSError:
     signals.silence(file or sys.stdout)
 
 
@@ -35,19 +37,23 @@ def say(line: str, file: TextIO | None = None) -> None:
 def progress(
   label: str, total: int | None, done: int = 0, silent: bool = False
 ) -> Iterator[Callable[[int], None]]:
-  """Shows how much of some work is done, on standard error.
+  """Shows the progress of some work on standard error.
 
-  A terminal has a bar, and anything else a line every 30 seconds. Yields a
-  function to call with how much was done since its last call.
+  On a terminal, it shows a progress bar; otherwise, it prints a line every 30
+  seconds.
 
   Args:
-    label: names the work.
-    total: how much there is; None if unknown.
-    done: how much was done before.
-    silent: shows nothing.
+    label: the name of the work.
+    total: the total amount of work, or None if unknown.
+    done: the amount of work already done.
+    silent: whether to show nothing.
+
+  Yields:
+    A function to call with the amount of work done since the last call.
   """
   said = time.monotonic()
-  # None hides the bar where standard error is not a terminal.
+  # tqdm hides the bar if `disable` is None and standard error is not a
+  # terminal.
   look = dict(leave=False, dynamic_ncols=True, disable=silent or None)
   with tqdm.tqdm(desc=label, total=total, initial=done, **look) as bar:
 

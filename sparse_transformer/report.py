@@ -2,10 +2,11 @@
 
 python -m sparse_transformer.report --workdir=runs/digits
 
-Writes report.html into the workdir: how the run was made, results, curves,
-patterns, heads, samples, bits by position, config. It shows what is in the
-workdir: `eval.py` and `python -m sparse_transformer.sample` add to that, and so
-does `python -m sparse_transformer.explain` with --example.
+Writes report.html into the workdir. It shows how the run was made, results,
+curves, patterns, heads, samples, bits by position, and the config. The page
+shows only what is already in the workdir. To add evaluations, samples or heads,
+first run `eval.py`, `python -m sparse_transformer.sample`, or
+`python -m sparse_transformer.explain` with --example.
 """
 
 import base64
@@ -20,7 +21,8 @@ from sparse_transformer.cli import flags
 from sparse_transformer.data import text as text_lib
 from sparse_transformer.figures import curves
 
-# Wide tables and pictures are in a box that scrolls; the page does not.
+# Wide tables and pictures scroll within their own box, so that the page itself
+# never scrolls sideways.
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1b2733; margin: 2rem auto;
   max-width: 76rem; padding: 0 .75rem; }
@@ -44,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
 
   workdir = pathlib.Path(flags.FLAGS.workdir)
   run = open_run(workdir, cli.overrides())
-  run.changes(config_lib.TO_RESUME)  # what it shows is of no other config
+  run.changes(config_lib.TO_RESUME)  # rejects overrides that change results
   experiment = run.experiment
 
   step = run.step
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _page(name, sections):
-  """The page of a run, with those of its sections that are not empty."""
+  """Returns the HTML page of a run, without sections that are empty."""
   title = html.escape(f"Run {name}")
   body = "\n".join(f"<h2>{x}</h2>\n{y}" for x, y in sections.items() if y)
   return f"""<!DOCTYPE html>
@@ -87,7 +89,7 @@ def _page(name, sections):
 
 
 def _summary(experiment, saved, lines):
-  """Rows about a run: its data, its network, its last losses."""
+  """Returns table rows about a run: its data, network and last losses."""
   from sparse_transformer import model as model_lib
   from sparse_transformer.training import costs
 
@@ -103,7 +105,7 @@ def _summary(experiment, saved, lines):
     ("attention", f"{config.attention.pattern}, {config.attention.mode}"),
   ]
 
-  # Later lines replace earlier ones: the last of each split remains.
+  # Later lines replace earlier ones, so the last line of each split remains.
   last = {line["split"]: line for line in lines}
   for split in "train", "validation":
     if line := last.get(split):
@@ -115,7 +117,7 @@ def _summary(experiment, saved, lines):
 
 
 def _data(saved):
-  """The source, path, sizes and digest of the data that a run was trained on.
+  """Describes a run's data: its name, path, sizes and checksum.
 
   For example 'bytes, a.txt, 840 symbols, splits 756 + 42 + 42, crc32 1a2b3c4d'.
   """
@@ -132,18 +134,18 @@ def _data(saved):
 
 
 def _trained(experiment, step, saved, lines, changes):
-  """How long a run was trained, as text.
+  """Describes how long a run was trained.
 
   For example '700 steps, 716,800 tokens, 8.0 epochs, 0:01:44, CPU time
   0:03:07'.
 
   Args:
     experiment: the run's experiment.
-    step: of the checkpoint.
-    saved: what is known of the checkpoint.
-    lines: of metrics.
-    changes: (step, {field: (before, since)}), where a run was resumed with
-      other settings.
+    step: the step of the checkpoint.
+    saved: the description of the checkpoint.
+    lines: the lines of metrics.jsonl.
+    changes: (step, {field: (before, since)}) for each step at which the run was
+      resumed with other settings.
   """
   if not step:
     return experiment.stage(step)
@@ -151,7 +153,7 @@ def _trained(experiment, step, saved, lines, changes):
   sequences = step * experiment.config.train.batch_size
   for changed_at, fields in changes:
     if changed_at < step and "train.batch_size" in fields:
-      # Steps before a change had batches of another size.
+      # Steps before the change had a different batch size.
       before, since = fields["train.batch_size"]
       sequences += changed_at * (before - since)
 
@@ -162,7 +164,8 @@ def _trained(experiment, step, saved, lines, changes):
   number = saved.get("examples")
   if number:
     size = number * length
-    if isinstance(experiment.source, data.Stream):  # one starts at each symbol
+    # In a stream, an example starts at each symbol, so examples overlap.
+    if isinstance(experiment.source, data.Stream):
       size = number + length - 1
     parts.append(f"{tokens / size:,.2f} epochs")
 
@@ -175,12 +178,12 @@ def _trained(experiment, step, saved, lines, changes):
 
 
 def _accuracy(values):
-  """ ", accuracy 0.9876", or "" where nothing is classified."""
+  """Returns ", accuracy 0.9876", or "" if the values include no accuracy."""
   return f", accuracy {values['accuracy']:.4f}" if "accuracy" in values else ""
 
 
 def _changes(changes):
-  """A table of settings that changed when the run was resumed, or ""."""
+  """Returns a table of settings that changed on resuming; "" if none did."""
   rows = []
   for step, fields in changes:
     for name, values in fields.items():
@@ -189,7 +192,7 @@ def _changes(changes):
 
 
 def _evaluations(workdir):
-  """A table of all scores of the run, and the pictures of bits by position."""
+  """Returns a table of all scores of the run, and their bits by position."""
   paths = sorted((workdir / "evaluations").glob("*.json"))
   if not paths:
     return _text("None: run eval.py.")
@@ -204,10 +207,13 @@ def _evaluations(workdir):
 
 
 def _evaluation(path):
-  """{title: cell} of a score; raises ValueError if the file is damaged."""
+  """Returns {title: cell} for the score in a file.
+
+  Raises ValueError if the file is damaged.
+  """
   try:
     result = atomic.read_json(path)
-    # Bits are None if no position was scored.
+    # The bits are None if no position was scored.
     bits = result["bits_per_dim"]
     error = result["standard_error"]
     score = "-" if bits is None else f"{bits:.4f} {result['unit']}"
@@ -233,7 +239,7 @@ def _evaluation(path):
 
 
 def _curves(experiment, lines):
-  """A picture of bits by step."""
+  """Returns a picture of bits by step."""
   if not lines:
     return _text("No metrics yet.")
   figure = curves.bits_by_step(lines, experiment.source.unit)
@@ -242,21 +248,23 @@ def _curves(experiment, lines):
 
 
 def _heads(workdir):
-  """Pictures of what heads attend to, one for each layer."""
+  """Returns the pictures of what heads attend to, one per layer."""
   paths = list((workdir / "attention").glob("layer_*.png"))
-  paths.sort(key=lambda path: (len(path.name), path.name))  # layer 2 before 10
+  # Sort by length first, so that layer 2 precedes layer 10.
+  paths.sort(key=lambda path: (len(path.name), path.name))
   return "\n".join(_wide(_picture(path)) for path in paths)
 
 
 def _samples(workdir):
-  """The last samples: a picture, texts, or the names of sounds."""
+  """Returns the last samples: a picture, text, or the names of audio files."""
   from sparse_transformer.training.evaluation import samples
 
   if picture := _picture(workdir / "samples.png"):
     return picture
   for path in (workdir / "samples.txt", workdir / "samples.fasta"):
     if path.is_file() and path.stat().st_size:
-      text = samples.read_text(path)  # HTML allows no control characters
+      # `read_text` escapes control characters, which HTML does not allow.
+      text = samples.read_text(path)
       return "\n".join(map(_text, text.split(text_lib.RULE.decode())))
 
   sounds = ", ".join(sorted(x.name for x in workdir.glob("samples_*.wav")))
@@ -264,13 +272,16 @@ def _samples(workdir):
 
 
 def _config(config):
-  """A table of fields that differ from their defaults; the others, folded."""
+  """Returns a table of fields that differ from their defaults.
+
+  The other fields follow in a table that is initially collapsed.
+  """
   defaults = schema.flatten(schema.Config())
   changed = []
   unchanged = []
   for name, value in schema.flatten(config).items():
-    # By their text: 1 and 1.0 and True are equal values, but
-    # not equal settings.
+    # Compare text, because 1, 1.0 and True are equal in Python but are
+    # different settings.
     if repr(value) == repr(defaults[name]):
       unchanged.append((name, repr(value)))
     else:
@@ -283,24 +294,24 @@ def _config(config):
 
 
 def _origin(path):
-  """What made samples or pictures of heads, as a table."""
+  """Returns a table of what made the samples or pictures, from a JSON file."""
   origin = atomic.read_json(path, dict) if path.exists() else {}
   rows = _known(origin, "step", "command")
   return _table((), rows) if rows else ""
 
 
 def _known(values, *names):
-  """Rows of those names that have a value."""
+  """Returns a row for each of the names that has a value."""
   return [(x, values[x]) for x in names if values.get(x) not in (None, "")]
 
 
 def _text(text):
-  """A text as it is, in a box."""
+  """Returns preformatted text."""
   return f"<pre>{html.escape(text)}</pre>"
 
 
 def _table(titles, rows):
-  """A table of rows of cells, which are escaped."""
+  """Returns an HTML table; the text of its cells is escaped."""
   lines = [_table_row("th", titles)]
   for row in rows:
     lines.append(_table_row("td", row))
@@ -308,28 +319,28 @@ def _table(titles, rows):
 
 
 def _table_row(tag, cells):
-  """A row whose cells have a tag, "th" or "td"."""
+  """Returns a row of an HTML table, with cells of tag "th" or "td"."""
   texts = [html.escape(str(cell)) for cell in cells]
   return "<tr>" + "".join(f"<{tag}>{text}</{tag}>" for text in texts)
 
 
 def _wide(part):
-  """A part of the page that may be wider than it, if it is not empty."""
+  """Puts a part that may be wider than the page into a box that scrolls."""
   return part and f'<div class="wide">{part}</div>'
 
 
 def _picture(path):
-  """A PNG file inside of the page; "" if there is none."""
+  """Returns an image tag with the contents of a PNG file, or "" if absent."""
   if not path.exists():
     return ""
-  atomic.size(path)  # which a pipe does not have
+  atomic.size(path)  # raises ValueError for a pipe, which might never end
   return _image(path.read_bytes(), path.stem)
 
 
 def _image(data, text):
-  """A picture inside of the page, from the bytes of a PNG file."""
+  """Returns an image tag that contains the bytes of a PNG file."""
   encoded = base64.b64encode(data).decode()
-  # Inside of the page, which is then one file that can be sent.
+  # Embed the picture, so that the page is a single file that can be sent.
   source = f"data:image/png;base64,{encoded}"
   return f'<img alt="{html.escape(text)}" src="{source}">'
 

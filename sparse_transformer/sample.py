@@ -2,14 +2,16 @@
 
 python -m sparse_transformer.sample --workdir=runs/digits --num=16
 
-Writes them into the workdir, or the folder --out: images as samples.png, next
-to real ones; other data as samples.txt, samples.fasta or samples_0.wav,
-samples_1.wav, ... Text is also printed.
-With --given=N, the samples start with the first N positions of sequences of the
-test split; with --prompt=TEXT, with a text; with --prompt=@FILE, with the
-contents of a file. With --length=N, they have N symbols, the start included, in
-place of data.length. Tokens are integers in prompts and samples, with spaces
-between them and a line for each sequence.
+Writes the samples into the workdir, or into the folder --out. Images are
+written to samples.png, next to real images; other data are written to
+samples.txt, samples.fasta, or samples_0.wav, samples_1.wav and so on. Text is
+also printed.
+
+With --given=N, each sample starts with the first N positions of a sequence from
+the test split. With --prompt=TEXT, samples start with this text; with
+--prompt=@FILE, they start with the contents of this file. With --length=N, each
+sample has N symbols, including the prompt, instead of data.length. Tokens are
+read and written as integers separated by spaces, one sequence per line.
 """
 
 import os
@@ -25,9 +27,9 @@ from sparse_transformer.data import files
 
 
 def main(argv: Sequence[str]) -> None:
-  """Draws sequences from a run, and writes them into files."""
+  """Draws sequences from a run, and writes them to files."""
   args = flags.FLAGS
-  # JAX takes seconds to import; mistakes in flags are found by now.
+  # Importing JAX takes seconds, so mistakes in flags are reported before it.
   import jax
 
   from sparse_transformer.model import sampling
@@ -39,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
   sampler = sampling.Sampler(args.temperature, args.top_k, args.top_p)
   run = open_run(args.workdir, cli.overrides(), args.step)
   experiment = run.experiment
-  # Prompts may be read by kernels.
+  # Attention over a prompt may run in a kernel.
   kernel_check.avoid_wrong(experiment)
   source = experiment.source
 
@@ -48,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
   length = args.length or source.length
   decoder = samples.decoder(experiment, labels, length)
   prompts = _prompts(source, length, labels)
-  # Only examples to complete must be the run's.
+  # Only --given reads examples, which must then be those of the run's data.
   state = run.restore(with_data=args.given > 0)
   folder = pathlib.Path(args.out or args.workdir)
   folder.mkdir(parents=True, exist_ok=True)
@@ -64,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
       check_stop=signals.check,
     )
 
-  # Images were drawn in any order; files have rows and columns.
+  # Images may be drawn in any order, so restore rows and columns first.
   paths = samples.save(
     folder,
     source,
@@ -74,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
   )
   if paths[0].suffix in samples.TEXTS:
     print(samples.read_text(paths[0]), end="\n\n")
-  # Nothing takes no time, if all is given.
+  # If the prompts fill the sequences, nothing is drawn, in 0 seconds.
   speed = (tokens.size - prompts.size) / (seconds or 1)
   more = " ..." if len(paths) > 1 else ""
   print(
@@ -85,15 +87,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prompts(source, length, labels):
-  """The first positions of the sequences to draw.
+  """Returns the first positions of the sequences to draw.
 
   Args:
     source: the run's source of data.
-    length: of the sequences to draw.
-    labels: of the scan in which images are drawn.
+    length: the length of the sequences to draw.
+    labels: the labels of the order in which images are drawn.
 
   Returns:
-    Integers [num, S]; S may be 0. All rows are equal with --prompt.
+    Integers [num, S]; S may be 0. With --prompt, all rows are equal.
 
   Raises:
     ValueError: flags contradict each other or the data.
@@ -113,8 +115,8 @@ def _prompts(source, length, labels):
       kept = max(1, length // 2)
       prompt = prompt[-kept:]
       print(
-        f"the prompt has {size:,} symbols: its last {kept:,} are used, as half"
-        f" of the {length:,} of a sequence",
+        f"the prompt has {size:,} symbols, which leaves no room in a sequence"
+        f" of {length:,}; only its last {kept:,} symbols are used",
         file=sys.stderr,
       )
     return np.broadcast_to(prompt, (num, len(prompt)))
@@ -124,7 +126,7 @@ def _prompts(source, length, labels):
   empty = samples.no_prompts(source, num)
   if not num_given:
     return empty
-  # Test sequences are as long as those of training, whatever --length is.
+  # Test sequences have the length used in training, regardless of --length.
   most = min(length, source.length)
   if not 0 < num_given <= most:
     raise ValueError(
@@ -132,15 +134,22 @@ def _prompts(source, length, labels):
       " sequence"
     )
   real = samples.real_examples(source, num)
-  # A prompt is the beginning of a row, thus the first positions of its order.
+  # Arrange the images first, because a prompt is the first positions in the
+  # chosen order, not in row order.
   rows = [source.arrangement.arrange(x, labels)[:num_given] for x in real]
   return np.stack(rows).astype(empty.dtype)
 
 
 def _read_prompt(source, text):
-  """The symbols of a prompt: of a text or, after @, of a file; integers [S].
+  """Returns the symbols of a prompt, integers [S].
 
-  Raises ValueError if the data have no such prompts, or it is empty.
+  Args:
+    source: the run's source of data.
+    text: the prompt, or @ followed by the path of a file.
+
+  Raises:
+    ValueError: the data are not text-like, or the prompt is empty.
+    OSError: the file cannot be read.
   """
   if not isinstance(source, data.Stream):
     raise ValueError(
@@ -152,34 +161,53 @@ def _read_prompt(source, text):
     content = files.read(path)
   else:
     path, content = pathlib.Path("--prompt"), os.fsencode(text)
-    # Bases alone are easier to type than a file with a header.
+    # Allow bases without the header line that a FASTA file requires.
     if source.codec.suffix == ".fasta" and text[0] != ">":
       content = b">\n" + content
-    # A path would be read as a prompt of its letters.
+    # Otherwise, the letters of the path would be the prompt.
     if os.path.exists(text):
       raise ValueError(f"--prompt={text} is a file; write --prompt=@{text}")
 
-  # The codec puts the separator of documents at the end.
+  # The codec appends the separator of documents; a prompt must not end with it.
   prompt = source.codec.decode(content, path)
   if source.separator is not None:
     prompt = prompt[:-1]
   if not len(prompt):
-    raise ValueError(f"{path} has 0 symbols; a prompt has at least 1")
+    raise ValueError(f"{path} has 0 symbols; a prompt needs at least 1")
   return prompt
 
 
 if __name__ == "__main__":
-  flags.DEFINE_integer("num", 16, "Number of sequences.", 1, 10**6)
-  flags.DEFINE_float("temperature", 1.0, "Divides the logits; 0: the argmax.")
-  flags.DEFINE_integer("top_k", 0, "Draws from the k most probable; 0: all.")
-  flags.DEFINE_float("top_p", 1.0, "Draws from the likeliest that sum to it.")
+  flags.DEFINE_integer("num", 16, "Number of sequences to draw.", 1, 10**6)
+  flags.DEFINE_float(
+    "temperature",
+    1.0,
+    "Divides the logits; 0 always chooses the most probable symbol.",
+  )
+  flags.DEFINE_integer(
+    "top_k", 0, "Draws from the k most probable symbols; 0: from all."
+  )
+  flags.DEFINE_float(
+    "top_p",
+    1.0,
+    "Draws from the fewest most probable symbols whose probabilities sum to at"
+    " least this.",
+  )
   flags.DEFINE_integer("seed", 0, "Seed of the draws.", 0, 2**32 - 1)
-  flags.DEFINE_string("step", None, "Checkpoint: a step, or best; or the last.")
-  flags.DEFINE_integer("given", 0, "Positions to take from test sequences.")
-  flags.DEFINE_string("prompt", None, "What they start with: TEXT, or @FILE.")
-  flags.DEFINE_integer("length", None, "Tokens; default: data.length.", 1)
+  flags.DEFINE_string(
+    "step", None, "Checkpoint to read: a step, or best; default: the last."
+  )
+  flags.DEFINE_integer(
+    "given", 0, "Number of positions copied from each test sequence."
+  )
+  flags.DEFINE_string("prompt", None, "Start of every sequence: TEXT or @FILE.")
+  flags.DEFINE_integer(
+    "length", None, "Symbols per sequence; default: data.length.", 1
+  )
   flags.DEFINE_string("out", None, "Folder for the samples; default: workdir.")
   flags.DEFINE_list(
-    "order", [], "Permutations of images: NAME=LABEL, see docs/data.md."
+    "order",
+    [],
+    "Order in which images are drawn, as NAME=LABEL; see docs/data.md.",
   )
   cli.run(main, cli.on_workdir)

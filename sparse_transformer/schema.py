@@ -1,9 +1,10 @@
-"""The fields of a config: defaults, meaning, values allowed.
+"""The fields of a config: defaults, meanings, allowed values.
 
-Each group of fields is a dataclass, and each field has its rule. Checks,
-`--help` and docs/config.md come from these. What depends on several fields, on
-the data or on the devices is checked where it is used. So are the names of data
-sources, patterns, modes and backends, because other code can register more.
+Each group of fields is a dataclass, and each field has a rule for its values.
+Checks, `--help` and docs/config.md are derived from them. Conditions that
+depend on several fields, on the data or on the devices are checked where the
+values are used. So are the names of data sources, patterns, modes and backends,
+because other code can register more of them.
 """
 
 import dataclasses
@@ -13,18 +14,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self
 
-# What the backward pass recomputes, from the least to the most. A step that
-# recomputes less does less work and needs more memory: "auto" takes the first
-# that fits.
+# What the backward pass recomputes, from the least to the most. Recomputing
+# less saves work but needs more memory, so "auto" chooses the first that fits.
 REMATS = ("none", "block_but_attention", "block")
 
 
 class Rule(NamedTuple):
-  """The values that a field may have.
+  """The allowed values of a field.
 
   Attributes:
-    text: describes them, for the error "NAME=VALUE must be TEXT".
-    accepts: returns whether a value is among them.
+    text: describes the values, for the error "NAME=VALUE must be TEXT".
+    accepts: returns whether a value is allowed.
   """
 
   text: str
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def integer(at_least: int, below: int = 2**31) -> Rule:
-  """The rule of an integer; by default it fits the 32 bits of devices."""
+  """Returns the rule for an integer, which by default fits in 32 bits."""
   return Rule(
     f"an integer at least {at_least} and below {below:,}",
     lambda x: type(x) is int and at_least <= x < below,
@@ -40,7 +40,12 @@ def integer(at_least: int, below: int = 2**31) -> Rule:
 
 
 def number(bounds: str, is_within: Callable[[float], bool]) -> Rule:
-  """The rule of a number within bounds, which float32 can hold."""
+  """Returns the rule for a number in the range of float32 and within bounds.
+
+  Args:
+    bounds: describes the bounds, for the error.
+    is_within: returns whether a number is within the bounds.
+  """
   return Rule(
     f"a finite number {bounds}",
     lambda x: type(x) in (int, float) and abs(x) < 1e38 and is_within(x),
@@ -48,26 +53,27 @@ def number(bounds: str, is_within: Callable[[float], bool]) -> Rule:
 
 
 def one_of(*known: str) -> Rule:
-  """The rule of a name that is one of those that are known."""
+  """Returns the rule for a string that must be one of the known names."""
   text = f"one of {', '.join(known)}"
   return Rule(text, lambda x: type(x) is str and x in known)
 
 
 def items(text: str, rule: Rule, are: Callable = lambda x: True) -> Rule:
-  """The rule of a tuple.
+  """Returns the rule for a tuple.
 
   Args:
-    text: describes its values.
-    rule: that of each item.
-    are: whether all items together are allowed.
+    text: describes the allowed tuples.
+    rule: the rule for each item.
+    are: returns whether all items together are allowed.
   """
-  # A list, as JSON has it, is made a tuple by `Config.replace`.
+  # `Config.replace` has already converted lists, as in JSON, to tuples.
   each = lambda x: type(x) is tuple and all(map(rule.accepts, x))
   return Rule(text, lambda x: each(x) and are(x))
 
 
 SIZE, COUNT = integer(1), integer(0)
-# The number of layers or heads: a network has a Python object for each.
+# Numbers of layers and heads are limited, because a network creates a Python
+# object for each.
 AMOUNT = integer(1, below=10_001)
 POSITIVE = number("above 0", lambda x: x > 0)
 FRACTION = number("at least 0 and below 1", lambda x: 0 <= x < 1)
@@ -83,7 +89,7 @@ DEVICES = Rule(
   "an integer at least 1, or -1 for all remaining devices",
   lambda x: SIZE.accepts(x) or (type(x) is int and x == -1),
 )
-# The rules of fields that give none, by the type of the default.
+# The rule of a field that does not specify one, by the type of its default.
 RULES = {
   bool: Rule("True or False", lambda x: type(x) is bool),
   str: Rule("a string", lambda x: type(x) is str),
@@ -95,25 +101,31 @@ NAMES = items(
 )
 
 
-# What changes with the value of a field, and so who may change it: `config` has
-# the same as sets, for a run that resumes and for commands that read a run.
+# What a change of a field affects, which decides when it may change. The
+# policies in `config` list the allowed values for runs that resume and for
+# commands that read a run.
 Affects = Literal[
-  # How a run logs and keeps what it computes: any resumed run may change it.
+  # Only what a run logs and saves. Any resumed run may change it.
   "nothing",
-  # Paths and devices, which differ between machines: likewise.
+  # Paths and devices, which differ between machines. Any resumed run may change
+  # them.
   "machine",
-  # How weights come about at first: no resumed run may; commands may.
+  # How the run begins. A resumed run may not change it, but commands that read
+  # the run may.
   "start",
-  # How weights come about from any step on: with --allow_changes.
+  # The updates of weights from any step on. A run that resumes with
+  # --allow_changes may change it.
   "updates",
-  # Updates, and what given weights score: with --allow_changes.
+  # The updates, and the scores of given weights. A run that resumes with
+  # --allow_changes may change it.
   "scores",
-  # Results only in their last digits: where a run is read.
+  # Only the last digits of results. Only commands that read a run may change
+  # it.
   "rounding",
-  # Which data, if their symbols mean the same: where a run is read, and given
-  # other data.
+  # The data, though not the meaning of their symbols. Only commands that are
+  # given other data may change it.
   "data",
-  # What the network is, and what it is trained on: never.
+  # The network, or what it is trained on. Nothing may change it.
   "all",
 ]
 
@@ -121,13 +133,14 @@ Affects = Literal[
 def field(
   default: Any, help: str, rule: Rule | None = None, *, affects: Affects
 ) -> Any:
-  """A field of a config.
+  """Defines a config field.
 
   Args:
-    default: its value where nobody sets it.
-    help: its meaning with unit, for `--help` and docs/config.md.
-    rule: the values allowed; by default those of the default's type.
-    affects: what another value changes.
+    default: the value if the config does not set the field.
+    help: the meaning of the field, with its unit, for `--help` and
+      docs/config.md.
+    rule: the rule for allowed values; by default, that of the default's type.
+    affects: what a change of the value affects.
   """
   return dataclasses.field(
     default=default,
@@ -140,7 +153,7 @@ def field(
 
 
 class Group:
-  """Fields that belong together; may also be read as a mapping."""
+  """Fields that belong together; can also be read as a mapping."""
 
   def keys(self) -> Iterable[str]:
     """The names of the fields."""
@@ -152,48 +165,55 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Data(Group):
-  """What is modelled, and where it is read."""
+  """The data to model, and where to read them."""
 
   name: str = field(
     "digits",
-    "data set: digits, cifar10, bytes, ...: docs/data.md",
+    "data set, such as digits, cifar10 or bytes; see docs/data.md",
     affects="data",
   )
   path: str = field(
-    "", "file or folder; empty: the data set's default place", affects="machine"
+    "",
+    "file or folder; empty: the default location of the data set",
+    affects="machine",
   )
   length: int = field(
-    1024, "tokens of a sequence, unless images", SIZE, affects="all"
+    1024,
+    "tokens per sequence; images set their own length",
+    SIZE,
+    affects="all",
   )
   documents: bool = field(
-    False, "no attention between files or records of text", affects="all"
+    False,
+    "whether attention stays within a document (a file or record of text)",
+    affects="all",
   )
   columns: int = field(
     128,
-    "width of the grid in which positions of text are embedded",
+    "width of the grid used to embed positions of text",
     SIZE,
     affects="all",
   )
   orders: tuple[str, ...] = field(
     (),
-    "permutations of images: rotation, ...: docs/data.md",
+    "permutations of images, such as rotation; see docs/data.md",
     NAMES,
     affects="all",
   )
   fractions: tuple[float, ...] = field(
     (0.9, 0.05, 0.05),
-    "sizes of train, validation, test, unless names tell them",
+    "shares of train, validation and test if file names do not define splits",
     SHARES,
     affects="data",
   )
   splits: str = field(
     "auto",
-    "how splits are found; auto: by names, if they are clear",
+    "how splits are found; auto: by file names if they are unambiguous",
     one_of("auto", "names", "fractions"),
     affects="data",
   )
   vocab_size: int = field(
-    256, "number of different tokens", integer(2), affects="all"
+    256, "number of distinct tokens", integer(2), affects="all"
   )
   rate: int = field(
     12_000, "samples per second of audio", integer(1, 1_000_001), affects="all"
@@ -202,17 +222,26 @@ class Data(Group):
     16, "size of the alphabet of repeat", integer(2, 257), affects="all"
   )
   period: int = field(
-    256, "positions from a symbol of repeat to its copy", SIZE, affects="all"
+    256,
+    "distance in positions from a symbol of repeat to its copy",
+    SIZE,
+    affects="all",
   )
   noise: float = field(
-    0.0, "probability that repeat draws a copy anew", SHARE, affects="all"
+    0.0,
+    "probability that repeat replaces a copy with a random symbol",
+    SHARE,
+    affects="all",
   )
   pairs: int = field(
-    16, "pairs of key and value, in recall", integer(1, 128), affects="all"
+    16,
+    "number of key-value pairs in a sequence of recall",
+    integer(1, 128),
+    affects="all",
   )
   sizes: tuple[int, ...] = field(
     (96_000, 2_000, 2_000),
-    "sizes of train, validation, test of listops",
+    "numbers of examples in train, validation and test of listops",
     SIZES,
     affects="all",
   )
@@ -224,29 +253,34 @@ class Model(Group):
 
   task: str = field(
     "generate",
-    "predicts tokens, or a label",
+    "whether the network generates tokens or classifies sequences",
     one_of("generate", "classify"),
     affects="all",
   )
   num_layers: int = field(8, "residual blocks", AMOUNT, affects="all")
   num_heads: int = field(
-    4, "heads of a block; they share the width", AMOUNT, affects="all"
+    4,
+    "heads per block, among which the width is divided",
+    AMOUNT,
+    affects="all",
   )
   key_heads: int = field(
     0,
-    "heads of keys and values; 0: num_heads",
+    "number of KV heads; 0: as many as query heads (num_heads)",
     integer(0, 10_001),
     affects="all",
   )
   max_span: int = field(
-    0, "longest learned span of a head; 0: none", affects="all"
+    0,
+    "maximum attention span that a head can learn; 0: no learned spans",
+    affects="all",
   )
   sinks: bool = field(
-    False, "a learned logit per head, in each softmax", affects="all"
+    False, "adds a learned logit per head to each softmax", affects="all"
   )
   positions: str = field(
     "learned",
-    "learned embeddings, or rotated queries and keys",
+    "learned position embeddings, or rotary queries and keys",
     one_of("learned", "rotary"),
     affects="all",
   )
@@ -255,31 +289,35 @@ class Model(Group):
   )
   width: int = field(256, "width of the residual stream", SIZE, affects="all")
   half_size: bool = field(
-    False, "halves MLPs, and widths of queries and keys", affects="all"
+    False,
+    "halves the MLP width and the width of queries and keys",
+    affects="all",
   )
   dropout: float = field(
     0.0,
-    "rate, where residual branches end; within 0.5 % of it",
+    "dropout rate at the end of residual branches, accurate to 0.5 %",
     FRACTION,
     affects="start",
   )
   token_std: float = field(
     0.013,
-    "initial deviation of token embeddings; images: 0.01",
+    "initial standard deviation of token embeddings; for images, use 0.01",
     affects="start",
   )
   position_std: float = field(
-    0.007, "initial deviation of position embeddings", affects="start"
+    0.007,
+    "initial standard deviation of position embeddings",
+    affects="start",
   )
   dtype: str = field(
     "float32",
-    "dtype of activations; weights, norms and the loss: float32",
+    "dtype of activations; weights, norms and the loss are always float32",
     one_of("float32", "bfloat16", "float16"),
     affects="rounding",
   )
   remat: str = field(
     "auto",
-    "what the backward pass recomputes; auto: the least that fits",
+    "what the backward pass recomputes; auto: as little as fits in memory",
     one_of("auto", *REMATS),
     affects="nothing",
   )
@@ -293,43 +331,47 @@ class Model(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Group):
-  """What attends to what: Child et al. 2019, sections 4.2 and 4.3."""
+  """Which positions attend to which (Child et al. 2019, sections 4.2, 4.3)."""
 
   pattern: str = field(
     "strided",
     "dense, local, strided, fixed, strided_target, a layout such as gemma3, or"
-    " an expression over docs/patterns.md: Local(96) | Global(8)",
+    " an expression of patterns such as Local(96) | Global(8); see"
+    " docs/patterns.md",
     affects="scores",
   )
   mode: str = field(
     "interleaved",
-    "how layers and heads get the factors of a pattern",
+    "how the factors of a pattern are assigned to layers and heads",
     affects="scores",
   )
   cycle: tuple[int, ...] = field(
-    (), "order of factors; (): 0, 1, ...", CYCLE, affects="scores"
+    (),
+    "indices of the factors in the order of use; (): 0, 1, ...",
+    CYCLE,
+    affects="scores",
   )
   stride: int = field(
     128,
-    "l, for strided; block size, for fixed",
+    "stride l of strided; block size of fixed",
     SIZE,
     affects="scores",
   )
   window: int = field(
     128,
-    "keys of local and gpt3, the query included",
+    "window of local and gpt3 in keys, including the query's own",
     SIZE,
     affects="scores",
   )
   width: int = field(
     32,
-    "c, for fixed: summary columns of a block",
+    "number c of summary columns per block of fixed",
     SIZE,
     affects="scores",
   )
   num_summaries: int = field(
     1,
-    "distinct summary columns across heads",
+    "number of different choices of summary columns across heads",
     SIZE,
     affects="scores",
   )
@@ -337,32 +379,38 @@ class Attention(Group):
     "auto", "auto, dense, or the name of another backend", affects="machine"
   )
   check: bool = field(
-    True, "with auto, first compares kernels with XLA", affects="nothing"
+    True,
+    "with backend=auto, compares kernels with XLA before they are used",
+    affects="nothing",
   )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer(Group):
-  """Updates: Child et al. 2019, section 6; betas as released."""
+  """Updates (Child et al. 2019, section 6); betas of the released code."""
 
   name: str = field(
     "adamw",
-    "muon: for the matrices of blocks; adamw for the rest",
+    "adamw; or muon for the matrices of blocks and adamw for the rest",
     one_of("adamw", "muon"),
     affects="start",
   )
   learning_rate: float = field(0.00035, "peak learning rate", affects="updates")
   warmup_steps: int = field(
-    5000, "linear warm-up, before the schedule", affects="updates"
+    5000, "steps of linear warm-up before the schedule", affects="updates"
   )
   schedule: str = field(
     "cosine",
-    "decay over all steps; wsd: linear, over the last fifth",
+    "decay of the learning rate over all steps; wsd: linear decay over the last"
+    " fifth of the steps",
     one_of("constant", "linear", "cosine", "wsd"),
     affects="updates",
   )
   minimum: float = field(
-    0.0, "end of the decay, as a share of the peak", SHARE, affects="updates"
+    0.0,
+    "final learning rate, as a fraction of the peak",
+    SHARE,
+    affects="updates",
   )
   beta1: float = field(
     0.9, "decay of the mean gradient", FRACTION, affects="updates"
@@ -371,11 +419,13 @@ class Optimizer(Group):
     0.999, "decay of the mean squared gradient", FRACTION, affects="updates"
   )
   weight_decay: float = field(
-    0.01, "times the learning rate; of matrices only", affects="updates"
+    0.01,
+    "weight decay of matrices, multiplied by the learning rate",
+    affects="updates",
   )
   ema_decay: float = field(
     0.999,
-    "decay of the averaged weights, which are evaluated",
+    "decay rate of the averaged weights, which are used in evaluation",
     SHARE,
     affects="updates",
   )
@@ -388,13 +438,13 @@ class Train(Group):
   # JAX ignores the upper bits of larger seeds.
   seed: int = field(
     0,
-    "seed of weights, data order, dropout",
+    "seed of initial weights, data order and dropout",
     integer(0, 2**32),
     affects="start",
   )
   steps: int = field(
     100_000,
-    "number of updates; 0: saves the initial weights",
+    "number of updates; 0: only saves the initial weights",
     affects="updates",
   )
   batch_size: int = field(
@@ -407,7 +457,9 @@ class Train(Group):
     affects="start",
   )
   init_partial: bool = field(
-    False, "random weights where those of init_from do not fit", affects="start"
+    False,
+    "uses random weights where those of init_from do not fit",
+    affects="start",
   )
   accumulation: int = field(
     1, "micro-batches per update", SIZE, affects="updates"
@@ -419,14 +471,18 @@ class Train(Group):
 
 @dataclass(frozen=True, kw_only=True)
 class Eval(Group):
-  """Scores in training, and the batches of `eval.py`."""
+  """Validation during training, and the batches of `eval.py`."""
 
   every: int = field(
-    2000, "steps between validations; 0: after the last", affects="nothing"
+    2000,
+    "steps between validations; 0: only after the last step",
+    affects="nothing",
   )
-  batch_size: int = field(16, "sequences of a batch", SIZE, affects="nothing")
-  # Weights do not depend on it, but validations before and after a change could
-  # not be compared, nor the best step chosen.
+  batch_size: int = field(
+    16, "sequences per batch of an evaluation", SIZE, affects="nothing"
+  )
+  # This does not affect weights. But after a change, validations could not be
+  # compared with earlier ones, so the best step would be meaningless.
   sequences: int = field(
     256, "validation sequences during training; 0: all", affects="updates"
   )
@@ -437,31 +493,45 @@ class Checkpoint(Group):
   """What is saved."""
 
   every: int = field(
-    2000, "steps between checkpoints; 0: after the last", affects="nothing"
+    2000,
+    "steps between checkpoints; 0: only after the last step",
+    affects="nothing",
   )
   keep: int = field(
-    2, "latest checkpoints to keep, besides the best", SIZE, affects="nothing"
+    2,
+    "number of latest checkpoints to keep in addition to the best",
+    SIZE,
+    affects="nothing",
   )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mesh(Group):
-  """The devices along each axis."""
+  """The number of devices along each axis of the mesh."""
 
   data: int = field(
-    -1, "devices that split the batch", DEVICES, affects="machine"
+    -1,
+    "number of devices over which the batch is split",
+    DEVICES,
+    affects="machine",
   )
   fsdp: int = field(
     1,
-    "devices that split batch, weights, optimizer",
+    "number of devices over which batch, weights and optimizer state are split",
     DEVICES,
     affects="machine",
   )
   sequence: int = field(
-    1, "devices that split positions", DEVICES, affects="machine"
+    1,
+    "number of devices over which positions are split",
+    DEVICES,
+    affects="machine",
   )
   tensor: int = field(
-    1, "devices that split heads and MLPs", DEVICES, affects="machine"
+    1,
+    "number of devices over which heads and MLPs are split",
+    DEVICES,
+    affects="machine",
   )
 
 
@@ -479,20 +549,23 @@ class Config(Group):
   mesh: Mesh = Mesh()
 
   def to_dict(self) -> dict[str, dict[str, Any]]:
-    """{group: {field: value}}."""
+    """Returns {group: {field: value}}."""
     return dataclasses.asdict(self)
 
   def replace(self, **values: Any) -> Self:
-    """A copy in which some fields, "group.name", have other values.
+    """Returns a copy in which some fields have other values.
 
-    Raises ValueError if a field is unknown, or cannot have its value.
+    Args:
+      **values: the new values by "group.name".
+
+    Raises ValueError if a field is unknown or its value is not allowed.
     """
     groups = self.to_dict()
     for name, value in values.items():
       check_name(name)
-      if isinstance(value, list):  # as in JSON
+      if isinstance(value, list):  # JSON has no tuples
         value = tuple(value)
-      # Such as 1e3, which is a float.
+      # Accept 1e3 for an integer, though it is a float in Python.
       is_of_integer = FIELDS[name].type is int
       if is_of_integer and isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -514,9 +587,10 @@ FIELDS = {
 
 
 def typed(config: Any) -> Config:
-  """The `Config` that a ConfigDict stands for; defaults of what it lacks.
+  """Converts a ConfigDict to a `Config`; omitted fields get their defaults.
 
-  Raises ValueError, with its rule, if a field is unknown or invalid.
+  Raises ValueError if a field is unknown or its value is not allowed. The error
+  contains the rule of the field.
   """
   if isinstance(config, Config):
     return config
@@ -532,11 +606,11 @@ def typed(config: Any) -> Config:
 
 
 def check_name(name: str) -> None:
-  """Raises ValueError unless a field exists; the error names similar ones."""
+  """Raises ValueError if a field does not exist, and suggests similar names."""
   if name in FIELDS:
     return
 
-  # The same field of another group, or a name spelled like it.
+  # Suggest the same field in another group, or else a similar spelling.
   _, dot, last = f".{name}".rpartition(".")
   similar = [x for x in FIELDS if x.endswith(dot + last)]
   similar = similar or difflib.get_close_matches(name, FIELDS)
@@ -547,14 +621,14 @@ def check_name(name: str) -> None:
 
 
 def check_value(name: str, value: object) -> None:
-  """Raises ValueError unless a field, "group.name", may have this value."""
+  """Raises ValueError if a field, "group.name", does not allow a value."""
   rule = FIELDS[name].metadata["rule"]
   if not rule.accepts(value):
     raise ValueError(f"{name}={reprlib.repr(value)} must be {rule.text}")
 
 
 def flatten(config: Any) -> dict[str, Any]:
-  """{"group.name": value} of a `Config` or a ConfigDict."""
+  """Returns {"group.name": value} for a `Config` or a ConfigDict."""
   return {
     f"{group}.{name}": value
     for group, fields in config.to_dict().items()
@@ -563,12 +637,12 @@ def flatten(config: Any) -> dict[str, Any]:
 
 
 def affects(name: str) -> Affects:
-  """What a field, "group.name", affects."""
+  """Returns what a change of a field, "group.name", affects."""
   return FIELDS[name].metadata["affects"]
 
 
 def table() -> list[tuple[str, str, str, str]]:
-  """(name, default, meaning, values allowed) of all fields, as text."""
+  """Returns (name, default, meaning, allowed values) of each field, as text."""
   return [
     (name, repr(x.default), x.metadata["help"], x.metadata["rule"].text)
     for name, x in FIELDS.items()

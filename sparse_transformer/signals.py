@@ -8,38 +8,41 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Self, TextIO
 
-# What `kill` and clusters send, Ctrl-C, and what comes when a terminal closes.
+# Sent by `kill` and by clusters, by Ctrl-C, and when a terminal closes.
 STOPPING = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 AGAIN = "a second SIGTERM or SIGINT ends the process at once"
-# The status of a command that one of them stopped.
+# Exit status of a command that one of these signals stopped.
 STOPPED = 128 + signal.SIGINT
 
-# A program that Linux ends with its parent, the process argv[1], begins so.
+# Start of a program that should end when its parent, the process argv[1], ends.
+# This works on Linux only.
 END_WITH_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
   PR_SET_PDEATHSIG = 1
   ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-  if os.getppid() != int(sys.argv[1]):  # it ended before that
+  if os.getppid() != int(sys.argv[1]):  # the parent has already ended
     sys.exit(1)
 """
 
 
 class Stopped(Exception):
-  """A signal ended a command after it saved its work."""
+  """Raised when a signal stops a command, after its work was saved."""
 
 
 class Signals:
-  """Catches SIGTERM, SIGINT and SIGHUP, which comes when a terminal closes.
+  """A context manager that catches SIGTERM, SIGINT and SIGHUP.
 
-  A context manager. The work in progress continues until it reads `name`, the
-  signal that was caught, or calls `check`. A second SIGTERM or SIGINT ends the
-  process; a second SIGHUP does not, since both the terminal and its shell may
-  send one. Only the main thread catches signals, and none that the process was
-  started to ignore, as by nohup.
+  A caught signal does not interrupt the work in progress. The work learns of it
+  when it reads `name`, the name of the signal, or calls `check`. A second
+  SIGTERM or SIGINT ends the process. A second SIGHUP does not, because when a
+  terminal closes, both the terminal and its shell may send one. Signals are
+  caught only if the context is entered in the main thread, and signals that the
+  process ignores from its start, as under nohup, stay ignored.
 
-  Python calls handlers between two of its instructions, thus not before a
-  compilation ends. Meanwhile, a thread says that a signal came, see `_tell`.
+  Python runs signal handlers between two of its own instructions, so a handler
+  has to wait until a compilation ends. Meanwhile, a thread reports the signal,
+  see `_tell`.
   """
 
   name: str | None = None
@@ -47,8 +50,8 @@ class Signals:
   _teller: threading.Thread | None = None
 
   def __enter__(self) -> Self:
-    """Installs handlers and, in the main thread, starts the one that tells."""
-    # One instance may be entered several times, one after the other.
+    """In the main thread, installs handlers and starts the reporting thread."""
+    # An instance may be entered again after it was left.
     self.name = None
     if threading.current_thread() is threading.main_thread():
       self._handlers = {
@@ -57,11 +60,11 @@ class Signals:
         if signal.getsignal(number) != signal.SIG_IGN
       }
 
-      # Python's C handler writes each signal's number into this pipe at
-      # once, even while XLA compiles; the thread at the other end needs no
-      # handler of Python.
+      # Python's C-level handler writes the number of each signal into this
+      # pipe at once, even while XLA compiles. So the thread that reads the
+      # pipe does not have to wait for a Python-level handler.
       caught, self._came = os.pipe()
-      # A handler must never wait for a full pipe.
+      # The handler must not block if the pipe is full.
       os.set_blocking(self._came, False)
       self._before = signal.set_wakeup_fd(self._came)
       self._teller = threading.Thread(target=_tell, args=[caught], daemon=True)
@@ -69,22 +72,22 @@ class Signals:
     return self
 
   def __exit__(self, *_: object) -> None:
-    """Puts the handlers back that were there before."""
+    """Restores the previous handlers and stops the reporting thread."""
     for number, handler in self._handlers.items():
       signal.signal(number, handler)
     if self._teller:
-      # Closing one end of the pipe ends the thread that reads the other.
+      # The reading thread ends when the writing end of the pipe is closed.
       signal.set_wakeup_fd(self._before)
       os.close(self._came)
       self._teller.join()
 
   def _catch(self, number: int, _: object) -> None:
-    """Notes the first signal, and lets a second one end the process."""
+    """Records the first signal, and lets a second one end the process."""
     self.name = self.name or signal.Signals(number).name
     if number == signal.SIGHUP:
       _leave_terminal()
       return
-    # The next one then has its default action: it ends the process.
+    # Restore the default action, so that the next signal ends the process.
     for other in self._handlers.keys() - {signal.SIGHUP}:
       signal.signal(other, signal.SIG_DFL)
 
@@ -95,41 +98,47 @@ class Signals:
 
 
 def _tell(caught: int) -> None:
-  """Says of the first signal in a pipe what it does; a second ends the process.
+  """Reports the first signal read from a pipe; ends the process at a second.
 
-  It comes here only if Python could not handle the first one yet.
+  Args:
+    caught: the file descriptor of the pipe, from which each signal is read as a
+      byte.
   """
-  # The handler of the first signal runs only once Python does, so that a second
-  # one comes here while both wait: it must end the process without it.
+  # After the first signal, Python's handler restores default actions, so that a
+  # second signal ends the process. During a compilation, the handler cannot run
+  # yet; the second signal then arrives here and must end the process directly.
   is_told = False
   with open(caught, "rb", buffering=0) as file:
     while number := file.read(1):
-      if number[0] not in STOPPING[:2]:  # not SIGHUP, as nobody would read it
+      # Do not report SIGHUP, because the terminal is gone.
+      if number[0] not in STOPPING[:2]:
         continue
       if is_told:
         os._exit(128 + number[0])
       is_told = True
 
-      # Not by print: the main thread may hold the lock of standard error.
+      # Do not use print, because the main thread may hold the lock of standard
+      # error.
       name = signal.Signals(number[0]).name
       line = f"{name}: stops after the step or compilation in progress; {AGAIN}"
-      with contextlib.suppress(OSError):  # without a terminal
+      with contextlib.suppress(OSError):  # standard error may be closed
         os.write(2, f"{line}\n".encode())
 
 
 def _leave_terminal() -> None:
-  """Drops what is printed from now on where a closed terminal would fail."""
+  """Drops later output to standard streams whose terminal has closed."""
   for file in filter(None, (sys.__stdout__, sys.__stderr__)):
     try:
-      # Writing nothing fails only if the terminal is gone.
+      # Writing zero bytes fails only if the terminal is closed.
       os.write(file.fileno(), b"")
     except OSError:
       silence(file)
 
 
 def silence(file: TextIO) -> None:
-  """Drops what is written to a file from now on."""
+  """Redirects a file to the null device, so that later output is dropped."""
   nowhere = os.open(os.devnull, os.O_WRONLY)
-  # C++ code, as of XLA, writes to the same number, and is silenced as well.
+  # Redirecting the descriptor also silences C++ code such as XLA, which writes
+  # to it directly.
   os.dup2(nowhere, file.fileno())
   os.close(nowhere)

@@ -1,4 +1,4 @@
-"""Tables as text: aligned columns, and Markdown."""
+"""Tables as text, with aligned columns or in Markdown."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -7,7 +7,7 @@ Row = Sequence[str]
 
 
 def size(count: int) -> str:
-  """Bytes in a suitable unit.
+  """Formats a number of bytes in a suitable unit.
 
   >>> size(3 * 2**29), size(2**20), size(12)
   ('1.50 GiB', '1.00 MiB', '12 B')
@@ -19,11 +19,11 @@ def size(count: int) -> str:
 
 
 def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
-  """Lines of cells, padded so that columns line up.
+  """Formats rows of cells as lines, padded so that columns are aligned.
 
   Args:
-    rows: of cells. A row may have fewer cells than the others; its last cell
-      may then be a remark of any length, which widens no column.
+    rows: rows of cells. If a row has fewer cells than the others, its last cell
+      is a remark, which may be long and does not widen any column.
     right_from: the index of the first column that is right-aligned.
 
   >>> print(align([("name", "size"), ("a", "1,024"), ("and 7 more",)], 1))
@@ -34,7 +34,7 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
   rows = list(rows)
   widths = [0] * max(map(len, rows), default=0)
   for row in rows:
-    # A remark may be long, and belongs to no column.
+    # A remark does not belong to a column.
     is_full = len(row) == len(widths)
     for i, cell in enumerate(row if is_full else row[:-1]):
       widths[i] = max(widths[i], len(cell))
@@ -50,10 +50,10 @@ def align(rows: Iterable[Row], right_from: int = sys.maxsize) -> str:
 
 
 def markdown(rows: Iterable[Row]) -> str:
-  r"""A Markdown table.
+  r"""Formats rows as a Markdown table.
 
   Args:
-    rows: the first one contains the titles; all have as many cells.
+    rows: rows with equally many cells; the first row contains the titles.
 
   >>> print(markdown([("name", "size"), ("a|b", "1,024")]), end="")
   | name | size |
@@ -62,7 +62,7 @@ def markdown(rows: Iterable[Row]) -> str:
   """
   lines = []
   for row in rows:
-    # A bar would begin the next cell.
+    # Escape bars, because a bar would begin the next cell.
     cells = [cell.replace("|", "\\|") for cell in row]
     lines.append(f"| {' | '.join(cells)} |")
     if len(lines) == 1:

@@ -1,4 +1,4 @@
-"""What made a result: versions of packages, the commit, the command."""
+"""The origin of a result: package versions, the commit, the command."""
 
 import functools
 import importlib.metadata
@@ -12,7 +12,7 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGES = "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy"
 
-# The modules that each extra brings; see requirements-EXTRA.txt.
+# The modules that each extra installs; see requirements-EXTRA.txt.
 EXTRAS = {
   "train": (
     *("PIL", "absl", "flax", "grain", "matplotlib", "ml_collections", "optax"),
@@ -26,15 +26,15 @@ EXTRAS = {
 
 
 def missing(error: ModuleNotFoundError) -> str | None:
-  """What to install for a module that was not found; None if no extra has it.
+  """Returns how to install a missing module, or None if no extra installs it.
 
   Args:
-    error: of the import.
+    error: the error of the import.
 
   >>> missing(ModuleNotFoundError(name="flax.nnx"))
   "needs flax; the wheel is the library, clone to train: pip install '.[train]'"
   """
-  # The package of a module: flax of flax.nnx.
+  # The top-level package, such as flax for flax.nnx.
   name = (error.name or "").partition(".")[0]
   for extra, modules in EXTRAS.items():
     if name in modules:
@@ -46,40 +46,42 @@ def missing(error: ModuleNotFoundError) -> str | None:
 
 
 def packages() -> dict[str, str]:
-  """The versions of the packages that results depend on: {name: version}.
+  """Returns {name: version} of the packages that results depend on.
 
-  Packages that are not installed are left out; none is imported.
+  Packages that are not installed are omitted. No package is imported.
   """
   versions: dict[str, str] = {}
   for name in PACKAGES:
-    # Of several copies on its path, Python imports the first.
+    # If there are several copies on the path, Python imports the first.
     for distribution in importlib.metadata.distributions(name=name):
       versions.setdefault(name, distribution.version)
   return versions
 
 
 def command(**values: object) -> str:
-  """This process's command as a line of a shell.
+  """Returns the command of this process as a line for a shell.
 
   Args:
-    **values: flags whose values differ from those given, such as step=700 where
-      the command asked for the last step.
+    **values: flags to replace or add, such as step=700 if the command used the
+      last step.
   """
-  # Separated by a character that no argument contains, words can be
-  # replaced as text.
+  # Join the words with a character that no argument contains, so that flags can
+  # be replaced as text.
   line = "\0".join(["python", *sys.orig_argv[1:]])
   for name, value in values.items():
     line = re.sub(rf"\0--?{name}[=\0][^\0]*", "", line) + f"\0--{name}={value}"
   return shlex.join(line.split("\0"))
 
 
-@functools.cache  # files may change later, but not the code that runs
+@functools.cache  # later changes to files do not affect the running code
 def commit() -> str | None:
-  """The short hash of the checkout's commit, with "-dirty" if it differs.
+  """Returns the short hash of the checkout's commit.
 
-  None if the library is not used from a git checkout.
+  The hash ends in "-dirty" if files differ from the commit. Returns None if the
+  library is not used from a git checkout.
   """
-  # Installed in another repository, git would tell that one's commit.
+  # If the library is installed inside another repository, git would return the
+  # commit of that repository.
   if not (ROOT / ".git").exists():
     return None
   command = "git", "describe", "--always", "--dirty"

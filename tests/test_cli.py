@@ -194,7 +194,7 @@ def test_device_that_is_absent_is_said_in_one_line(tmp_path):
   assert done.returncode == 1
   assert done.stderr.count("\n") == 1
   assert "JAX_PLATFORMS=gpu XLA_FLAGS=" in done.stderr
-  assert "no such device is found" in done.stderr
+  assert "no such device found" in done.stderr
 
 
 def test_config_of_a_run_takes_the_place_of_a_file(tmp_path, capsys):
@@ -312,7 +312,7 @@ def test_code_of_a_run_is_named_and_not_run(command, own, capfd):
   (line,) = capfd.readouterr().err.splitlines()
   start, _, printed = line.partition(", run ")
   assert start.endswith(
-    ".py: Mine, mine must be registered first: if you trust the code in a"
+    ".py: Mine, mine must be registered first; if you trust the code in a"
     " run/config.py"
   )
   config = "--config=a run/config.py"

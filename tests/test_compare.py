@@ -146,7 +146,7 @@ def test_comparison_does_not_go_on_with_other_data(tmp_path):
   preflight.begin(plan)
   path.write_bytes(b"abce" * 256)
 
-  with refused("is of other data; use another"):
+  with refused("describes other data; use another"):
     preflight.begin(plan)
 
 
@@ -237,7 +237,7 @@ def test_tables_rank_and_show_seeds_tests_and_tuning(tmp_path):
   assert titles[1:] == tuple(f"{tune.field}={x}" for x in tune.values)
   assert dense[2:] == ("[2.0000]", "diverged")
   assert local[3] == "[3.0000]"
-  assert note.endswith("a value beyond may be better: local.")
+  assert note.endswith("a value beyond it may be better: local.")
 
 
 def test_figure_has_a_line_for_each_value_and_a_legend_beside():
@@ -519,7 +519,7 @@ def test_values_are_tuned_and_trained_and_only_the_best_is_tested(
   # The folder of one comparison is not used for another.
   capfd.readouterr()
   assert runs.command(SCRIPT, *line, "--first_seed=3") == 1
-  assert "is of another comparison; use" in capfd.readouterr().err
+  assert "describes another comparison; use" in capfd.readouterr().err
 
   # A value that no candidate trains ends the comparison.
   monkeypatch.setattr(jobs, "call", pretend(dict.fromkeys(scores), []))
@@ -654,8 +654,8 @@ def test_choices_that_are_blind_to_a_symbol_are_named():
   cells = {row[0]: row[column] for row in rows}
   assert cells == {"dense": "yes", "local": "no", "column": "50 %"}
   text = record.notes(made)
-  assert "No position sees the byte above with local: how far" in text
+  assert "With local, no position sees the byte above. Their gap" in text
 
   # Where all see it, there is nothing to say.
   rivals = comparisons.record(runs[0], runs[2])
-  assert "No position sees" not in record.notes(rivals)
+  assert "no position sees" not in record.notes(rivals)

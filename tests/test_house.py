@@ -63,16 +63,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_132,
-  "benchmarks": 28_277,
-  "commands": 20_137,
-  "data": 14_333,
+  "benchmarks": 28_279,
+  "commands": 20_193,
+  "data": 14_345,
   "figures": 2_794,
-  "library": 140_346,
+  "library": 140_444,
   "model": 15_838,
   "patterns": 15_623,
-  "targets": 4_172,
-  "tests": 172_280,
-  "training": 26_317,
+  "targets": 4_189,
+  "tests": 172_290,
+  "training": 26_330,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

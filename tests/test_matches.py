@@ -81,9 +81,9 @@ def test_a_network_sees_the_match_and_nothing_later():
 
 
 def test_symbols_one_by_one_are_refused():
-  with refused("needs entire sequences: do not sample"):
+  with refused("requires entire sequences, so it cannot be sampled"):
     matches.LastMatch(4).select(None)
-  with refused("there is one last match, not more"):
+  with refused("there is only one last match"):
     matches.LastMatch(4, 2)
 
 

@@ -80,7 +80,7 @@ def test_prompt_without_room_is_cut_to_its_end(size, text, tmp_path, capfd):
   prompt = bytes(97 + i % 26 for i in range(size))
   (tmp_path / "prompt").write_bytes(prompt)
   found = draw(text, tmp_path, f"--prompt=@{tmp_path / 'prompt'}")
-  line = f"prompt has {size} symbols: its last 16 are used, as half of the 32"
+  line = f"prompt has {size} symbols, which leaves no room in a sequence of 32;"
   assert (line in capfd.readouterr().err) == (size > 31)
   assert len(found) == 32
   assert found.startswith(prompt if size == 31 else prompt[-16:])

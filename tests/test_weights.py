@@ -92,7 +92,7 @@ def test_data_are_asked_for_only_where_they_are_needed(
   out, err = capfd.readouterr()
 
   assert out.startswith("1 sample of converted weights in ")
-  assert err.startswith("warning: no real images are beside the samples: ")
+  assert err.startswith("warning: the samples are drawn without real images: ")
   assert (tmp_path / "run" / "samples.png").exists()
   assert runs.command("eval.py", workdir) == 1
   (line,) = capfd.readouterr().err.splitlines()

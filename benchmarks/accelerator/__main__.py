@@ -1,9 +1,10 @@
-"""Checks this code on an accelerator, and measures it there.
+"""Tests this code on an accelerator, and measures its speed there.
 
   python -m benchmarks.accelerator [--parts=setup,attention] [--minutes=9]
 
-docs/performance.md explains the parts. Each is a process, which is started
-again for what is left if an entry fails, hangs or ends it.
+docs/performance.md explains the parts. Each part runs in its own process. If an
+entry fails, hangs or crashes the process, a new process runs the remaining
+entries.
 """
 
 import contextlib
@@ -23,11 +24,12 @@ from benchmarks.accelerator import summary
 from benchmarks.accelerator.child import PARTS, Settings
 from sparse_transformer import atomic, version
 
-# All of a GPU's memory, but as it is needed; and the same bits each time.
+# Lets JAX use almost all of a GPU's memory, allocated only as needed.
 ENVIRONMENT = {
   "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
   "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
 }
+# Makes results bitwise-reproducible.
 EXACT = "--xla_gpu_deterministic_ops=true"
 START_SECONDS, EXIT_SECONDS = 60, 30  # before the first entry, after the last
 CHILD = sys.executable, "-m", "benchmarks.accelerator.child"
@@ -39,7 +41,7 @@ def main(argv: list[str] | None = None) -> None:
   try:
     failed = run(args)
   except KeyboardInterrupt:
-    sys.exit("accelerator: stopped; what was found so far is written")
+    sys.exit("accelerator: stopped; the results so far are saved")
   except (ValueError, OSError) as error:
     sys.exit(f"accelerator: {error}")
   if failed:
@@ -53,9 +55,13 @@ def parse(argv):
   names = "names, separated by commas; default: all"
   flags.add_argument("--parts", type=split, default=(), help=names)
   flags.add_argument("--backends", type=split, default=(), help=names)
-  flags.add_argument("--minutes", type=float, default=30, help="for all parts")
-  flags.add_argument("--data", default="", help="CIFAR-10: a folder or .npy")
-  flags.add_argument("--small", action="store_true", help="small sizes")
+  flags.add_argument(
+    "--minutes", type=float, default=30, help="time limit for all parts"
+  )
+  flags.add_argument(
+    "--data", default="", help="CIFAR-10, as a folder or a .npy file"
+  )
+  flags.add_argument("--small", action="store_true", help="uses small sizes")
   return flags.parse_args(argv)
 
 
@@ -67,7 +73,7 @@ def run(args) -> int:
   names = [name for name in PARTS if name in (args.parts or PARTS)]
   end, path, content = time.monotonic() + 60 * args.minutes, args.out, {}
   for i, name in enumerate(names):
-    # A part may use what earlier ones have left.
+    # A part may also use the time that earlier parts did not need.
     weights = [PARTS[x].minutes for x in names[i:]]
     left = end - time.monotonic()
     seconds = max(left * weights[0] / sum(weights), min(left, START_SECONDS))
@@ -77,11 +83,14 @@ def run(args) -> int:
       title = " ".join(words) + " small" * device["small"]
       path = path or record.path(record.slug(title))
       content = content or _read(path)
-      device |= {"commit": version.commit()}  # before a record is written
+      # Read the commit first, because writing the record changes the checkout.
+      device |= {"commit": version.commit()}
       content[name] = {"device": device, "entries": entries}
       record.write(path, content)
   if not content:
-    raise ValueError(f"JAX did not start in --minutes={args.minutes:g}")
+    raise ValueError(
+      f"JAX did not start within --minutes={args.minutes:g}; set a larger limit"
+    )
   print(f"{summary.text(content)}\nresults in {path}")
   return summary.failures(content, names)
 
@@ -89,14 +98,16 @@ def run(args) -> int:
 def _read(path):
   found = atomic.read_json(path, dict) if path.exists() else {}
   if not found.keys() <= PARTS.keys():
-    raise ValueError(f"{path} holds something else; name another with --out")
+    raise ValueError(
+      f"{path} contains something else; set another file with --out"
+    )
   return found
 
 
 def run_part(
   part: str, settings: Settings
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict]]]:
-  """Yields (the device, what all entries found so far) as results come.
+  """Yields (the device, the results of all entries so far) after each result.
 
   Raises:
     ValueError: JAX finds no device, or a setting is invalid.
@@ -117,7 +128,7 @@ def run_part(
         case {"entry": name, "found": found}:
           entries[name], running = found, None
         case {"ended": _} if time.monotonic() >= end:
-          break  # out of time, which does not count as a failure
+          break  # running out of time is not a failure
         case {"ended": reason} if not device:
           raise ValueError(
             f"JAX has no device that works ({reason}); install its packages,"
@@ -129,13 +140,13 @@ def run_part(
           late = {"skipped": f"before any entry, {reason}"}
       yield device, entries
     if len(entries) == before:
-      break  # a process that ends before its first entry would always do so
+      break  # the process ended before its first entry, and would do so again
   if names is not None:
     yield device, entries | dict.fromkeys(names - entries.keys(), late)
 
 
 def _messages(part, settings, skip, end):
-  """What a process says; at last how it ended."""
+  """Yields the messages of a process, and finally how it ended."""
   request = json.dumps([part, dataclasses.asdict(settings), skip])
   flags = f"{EXACT} {os.environ.get('XLA_FLAGS', '')}".strip()
   exact = {"XLA_FLAGS": flags} if PARTS[part].exact else {}

@@ -1,9 +1,10 @@
-"""Times of all backends against dense causal attention.
+"""Measures all backends against dense causal attention.
 
-An entry is a pattern at a size: what `auto` takes, and in turn JAX's own dense
-attention, which on NVIDIA GPUs is cuDNN's, or another program, FlashAttention-4
-there too if fa4-jax is installed. TFLOP/s count the products of the pattern's
-pairs, so that a backend that computes pairs outside the pattern shows fewer.
+An entry is a pattern at a size. Either it measures the backend that `auto`
+chooses alternately with JAX's own dense attention (cuDNN's on NVIDIA GPUs), or
+it measures another program alone. On GPUs, FlashAttention-4 is included if
+fa4-jax is installed. TFLOP/s count only the products for pairs of the pattern,
+so they are lower for a backend that also computes other pairs.
 """
 
 import functools
@@ -22,7 +23,7 @@ from sparse_transformer import patterns
 from sparse_transformer.attention import attend, platforms
 
 HEADS, WIDTH = 8, 64
-# (n, batch, pattern), those that say most first.
+# (n, batch, pattern), the most informative first.
 CASES = (
   (12_288, 4, "Local(128) | Strided(128)"),
   (3072, 16, "Local(96) | Strided(96)"),
@@ -39,11 +40,13 @@ CASES = (
 )
 SMALL_CASES = (256, 1, "Local(16)"), (256, 1, "Block(16) | Summary(16, 4)")
 FLASH = "FlashAttention-4"  # dense causal
-TOO_SLOW = 10  # seconds of a forward pass
+# If a forward pass takes more than this many seconds, the backward pass is not
+# measured.
+TOO_SLOW = 10
 
 
 def entries(settings: Settings) -> dict:
-  """For each case what `auto` takes, then the others, then FlashAttention-4."""
+  """Returns entries for the backend of `auto`, then others, then FLASH."""
   names = backends.names(settings.backends)
   first = [x for x in names if x in (names[0], backends.CUDNN)]
   others = [x for x in names if x not in first]
@@ -88,7 +91,8 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
   found = dict(n=n, batch=batch, heads=HEADS, width=WIDTH, dtype=dtype)
   found |= dict(pattern=text, programs=rows)
   for name, row in rows.items():
-    if name == RIVAL and "failed" in row:  # which is not ours
+    # A failure of JAX's own attention is not a failure of this code.
+    if name == RIVAL and "failed" in row:
       row["skipped"] = row.pop("failed")
     elif "failed" in row:
       found["failed"] = f"{name}: {row['failed']}"
@@ -96,7 +100,7 @@ def measure(names: list[str], n: int, batch: int, text: str) -> dict:
 
 
 def program(name: str, pattern: patterns.Pattern) -> Callable:
-  """The attention of a backend, or dense causal attention of others."""
+  """Returns the attention of a backend, or others' dense causal attention."""
   if name == FLASH:
     import fa4_jax
 

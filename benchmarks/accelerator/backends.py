@@ -1,4 +1,4 @@
-"""The backends that parts about attention run."""
+"""The backends that the parts about attention run."""
 
 import functools
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from sparse_transformer.attention import Request, platforms, registry
 from sparse_transformer.patterns import Causal, Local, Pattern
 
 LAST = "dense", "streamed"  # slow on accelerators
-CUDNN = "cudnn"  # what `auto` takes for some patterns
+CUDNN = "cudnn"  # chosen by `auto` for some patterns
 
 
 def request_for(
@@ -23,7 +23,7 @@ def request_for(
   dtype: str,
   lse: bool = False,
 ) -> Request:
-  """What `attend` is asked here; by default, values are as wide as keys."""
+  """Returns a request of `attend`; by default, values are as wide as keys."""
   return Request(
     patterns=patterns,
     batch=batch,
@@ -39,12 +39,16 @@ def request_for(
 
 
 def usual(dtype: str, pattern: Pattern) -> Request:
-  """The request by which backends are chosen: 8 heads of 64."""
+  """Returns a typical request, with 8 heads of width 64, to choose backends."""
   return request_for((pattern,) * 8, 3072, dtype=dtype)
 
 
 def of_setup(settings: Settings) -> dict:
-  """Which backends run heads of 64 in each dtype; and what `auto` takes."""
+  """Returns entries that report the backends for each dtype.
+
+  They report which backends can run heads of width 64, and which one `auto`
+  chooses.
+  """
   dtypes = "bfloat16", "float32", "float16"
   return {dtype: functools.partial(describe, dtype) for dtype in dtypes}
 
@@ -59,7 +63,7 @@ def describe(dtype: str) -> dict:
 
 
 def names(asked: Sequence[str] = ()) -> list[str]:
-  """The backends that were asked for; first what `auto` takes, and cuDNN's."""
+  """Returns the requested backends, with the choice of `auto` first."""
   _, *known = registry.names()
   for name in asked:
     if name not in known:
@@ -70,7 +74,7 @@ def names(asked: Sequence[str] = ()) -> list[str]:
 
 
 def passes(attention) -> dict:
-  """{name: jitted function of q, k, v, dout} of an attention (q, k, v)."""
+  """Returns {name: jitted function of q, k, v, dout} for an attention."""
 
   def forward(q, k, v, dout):
     return attention(q, k, v)

@@ -1,8 +1,8 @@
-"""A process that runs the entries of a part, and reports each of them.
+"""A process that runs the entries of a part, and reports the result of each.
 
-A part is a function of a module, from settings to {name: function}, the most
-valuable first. What a function returns has the key "failed" if that is a
-failure, and "skipped" if it could not run here.
+A part is a function in a module that maps settings to entries, {name:
+function}, with the most valuable entries first. The result of an entry includes
+the key "failed" if the entry failed, and "skipped" if it cannot run here.
 """
 
 import dataclasses
@@ -30,10 +30,12 @@ class Part:
   """How the entries of a part run."""
 
   module: str
-  minutes: float  # its share of the time
-  entry_seconds: float = 60  # the most that an entry may take
-  alone: bool = False  # a process for each entry, so that peak memory is its
-  exact: bool = False  # asks for the same bits twice: GPUs need a flag for that
+  minutes: float  # determines the part's share of the time
+  entry_seconds: float = 60  # time limit of an entry
+  # Whether each entry has its own process, to measure its own peak memory.
+  alone: bool = False
+  # Whether results must be bitwise-reproducible, which requires a flag on GPUs.
+  exact: bool = False
 
 
 # In the order in which they run.
@@ -50,9 +52,9 @@ PARTS = {
 @dataclasses.dataclass(frozen=True)
 class Settings:
   small: bool = False  # whether to use small sizes
-  backends: Sequence[str] = ()  # those to run; () for all
-  seconds: float = 1800.0  # the most that the part may take
-  data: str = ""  # of CIFAR-10: data.path, or .npy files of images
+  backends: Sequence[str] = ()  # the backends to run; () for all
+  seconds: float = 1800.0  # time limit of the part
+  data: str = ""  # CIFAR-10: its data.path, or .npy files of images
 
 
 def main() -> None:
@@ -76,20 +78,23 @@ def main() -> None:
     say(start=name)
     result = attempt(run)
     say(entry=name, found=result)
-    if PARTS[part].alone or "failed" in result:  # which may break the device
-      return  # the rest runs in a new process
+    # A failure may leave the device in a bad state, so a new process runs the
+    # remaining entries.
+    if PARTS[part].alone or "failed" in result:
+      return
     jax.clear_caches()
     gc.collect()
 
 
 def attempt(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-  """What an entry finds, or why it failed; and its seconds."""
+  """Returns the result of an entry or why it failed, and its seconds."""
   start = time.monotonic()
   try:
     found = run()
-  except Exception as error:  # whatever an entry raises; the others run on
+  # Catch any error, so that other entries still run.
+  except Exception as error:
     words = " ".join(str(error).split()) or "no message"
-    # XLA's status on all platforms, also of kernels that are too large.
+    # XLA uses the same status for kernels that are too large, on all platforms.
     is_large = re.search("shared memory|vmem", words, re.IGNORECASE)
     lacks_memory = "RESOURCE_EXHAUSTED" in words and not is_large
     is_unable = lacks_memory or isinstance(error, Unsupported)

@@ -1,9 +1,10 @@
-"""Values and gradients of all backends, against float64 on the host.
+"""Compares values and gradients of all backends with float64 on the host.
 
-An entry runs a mix of patterns, one for each head, in one call; it requires the
-results of the reference in tests/helpers, or at long n those of the plainest
-backend in float32, and the same bits again. A batch has large, ordinary and
-balanced scores, where one pair too many or too few exceeds the tolerance.
+An entry runs a mix of patterns, one for each head, in one call. The results
+must agree with the reference in tests/helpers or, at large n, with the plainest
+backend in float32. A second call must give bitwise-identical results. A batch
+includes large, ordinary and balanced scores. With balanced scores, a single
+extra or missing pair causes an error larger than the tolerance.
 """
 
 import dataclasses
@@ -27,18 +28,19 @@ sys.path.insert(0, str(REPO / "tests"))
 
 from helpers import backend_laws as laws, catalogue
 
-MIXES = 6  # of the catalogue
+MIXES = 6  # number of mixes into which the catalogue is divided
 LENGTHS = 257, 128, 129, 255, 63, 200
 WIDTHS = (64, 64), (32, 64), (64, 128), (128, 64), (16, 32), (128, 128)
-MAX_FLOAT32_WIDTH = 64  # of queries and keys, in Triton's kernels
-# Whose longest rows have 15 full tiles of 64.
+# The maximum width of float32 queries and keys in Triton's kernels.
+MAX_FLOAT32_WIDTH = 64
+# Patterns whose longest rows contain 15 full tiles of 64.
 FULL = (
   *("Causal()", "Full()", "Local(400)", "Local(300, causal=False)"),
   *("Block(256)", "Strided(32)", "Block(128) | Summary(128, 32)"),
   "BigBird(block=64)",
 )
 DENSE = "Causal()", "Full()"
-# {n: stride}; at the last two lengths, Triton splits long lists of queries.
+# {n: stride}. At the last two lengths, Triton splits long lists of queries.
 STRIDES = {3072: 96, 12_288: 128, 65_536: 256}
 PAPER = "Local({l}) | Strided({l})", "Block({l}) | Summary({l}, 32)"
 LONG = {
@@ -49,11 +51,13 @@ LONG = {
   )
   for n, stride in STRIDES.items()
 }
-PLAIN = "streamed"  # what long mixes are compared with
-# Other backends than `auto` takes run one in so many mixes, none of them long.
+PLAIN = "streamed"  # the backend with which long mixes are compared
+# {dtype: k}. Backends that `auto` does not choose run only every k-th mix, and
+# no long mixes.
 ONE_IN = {"bfloat16": 1, "float32": 2, "float16": 7}
 ONE_OF_FIRST = dict.fromkeys(TOLERANCES, 1)
-MAX_REFERENCE = 1024  # positions, up to which float64 is computed
+# The maximum number of positions for which the float64 reference is computed.
+MAX_REFERENCE = 1024
 SMALL_LENGTHS, SMALL_WIDTHS = (40, 33), ((16, 32), (32, 16))
 SMALL_FULL = "Causal()", "Local(60)", "Block(32)"
 SMALL_LONG = {300: ("Causal()", "Local(20) | Strided(20)")}
@@ -62,7 +66,7 @@ Arrays = Sequence[np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Mix:
-  """What an entry runs: the pattern of each head, at n positions."""
+  """The input of an entry: the pattern of each head, at n positions."""
 
   heads: tuple[patterns.Pattern, ...]
   n: int
@@ -73,7 +77,7 @@ class Mix:
     return self.n > MAX_REFERENCE
 
   def request(self, dtype: str) -> Request:
-    """What `attend` is asked."""
+    """Returns the request of `attend`."""
     width, value_width = self.widths
     return backends.request_for(
       self.heads,
@@ -87,7 +91,7 @@ class Mix:
 
 
 def entries(settings: Settings) -> dict:
-  """One for each backend, dtype and mix, the most valuable first."""
+  """Returns an entry for each backend, dtype and mix, most valuable first."""
   first, *others = backends.names(settings.backends)
   found = {}
   for names, steps in (([first], ONE_OF_FIRST), (others, ONE_IN)):
@@ -106,7 +110,10 @@ def entries(settings: Settings) -> dict:
 
 
 def check_dense(dtype: str) -> dict:
-  """What cuDNN, which gives no log-sum-exp, gets wrong in what it runs."""
+  """Checks the patterns that cuDNN runs.
+
+  It is checked separately, because it does not return log-sum-exp.
+  """
   faults: list[str] = []
   for heads, n in ((DENSE, 3072), (DENSE[:1], 517)):  # the second is padded
     shape = n, len(heads), 64
@@ -116,13 +123,13 @@ def check_dense(dtype: str) -> dict:
 
 
 def mixes(small: bool, dtype: str) -> dict[str, Mix]:
-  """The mixes of a dtype by title, with every pattern of the catalogue."""
+  """Returns {title: mix} for a dtype, with every pattern of the catalogue."""
   lengths, widths = LENGTHS, WIDTHS
   full, long = (1000, FULL), LONG if dtype == "bfloat16" else {3072: LONG[3072]}
   if small:
     lengths, widths = SMALL_LENGTHS, SMALL_WIDTHS
     full, long = (150, SMALL_FULL), SMALL_LONG
-  shift = 2 * list(TOLERANCES).index(dtype)  # other lengths for other dtypes
+  shift = 2 * list(TOLERANCES).index(dtype)  # dtypes use different lengths
   found = {}
   for i, width in enumerate(widths):
     n = lengths[(i + shift) % len(lengths)]
@@ -143,7 +150,7 @@ def _parse(texts):
 
 
 def check(name: str, mix: Mix, dtype: str) -> dict:
-  """The errors of a backend; raises Unsupported if it cannot run a mix."""
+  """Returns the errors of a backend; raises Unsupported if it cannot run."""
   registry.resolve(name, mix.request(dtype))
   run = lambda *inputs: laws.run(*inputs, mix.heads, name, 0)
   errors, faults = examine(run, *ask(mix, dtype))
@@ -155,7 +162,7 @@ def check(name: str, mix: Mix, dtype: str) -> dict:
 
 
 def ask(mix: Mix, dtype: str) -> tuple[Arrays, Arrays]:
-  """The inputs of a mix, q, k, v, dout and dlse, and the results they have."""
+  """Returns the inputs of a mix, q, k, v, dout, dlse, and expected results."""
   inputs = verification.draw(mix.request(dtype))
   if not mix.is_long:
     return inputs, laws.reference(*inputs, mix.heads)
@@ -167,10 +174,13 @@ def ask(mix: Mix, dtype: str) -> tuple[Arrays, Arrays]:
 def examine(
   run: Callable[..., Any], inputs: Arrays, expected: Arrays
 ) -> tuple[dict[str, float], list[str]]:
-  """The errors of an attention, and lines that say what is wrong with it.
+  """Returns the errors of an attention, and lines that describe its faults.
 
-  `run` maps q, k, v, dout and dlse to out, lse, dq, dk and dv, where lse is 0
-  for rows without keys. It is called twice.
+  Args:
+    run: a function of q, k, v, dout, dlse that returns out, lse, dq, dk, dv,
+      where lse is 0 for rows without keys. It is called twice.
+    inputs: q, k, v, dout, dlse.
+    expected: the expected results of `run`.
   """
   dtype = inputs[0].dtype.name
   with jax.default_matmul_precision(verification.PRECISION.get(dtype)):

@@ -1,7 +1,7 @@
-"""Training: steps of the configs, some minutes of a network, and a resumed run.
+"""Training: steps of all configs, a short run, and a resumed run.
 
-Steps of the configs are on random tokens, so that no data are needed, in the
-dtype of the config: their time, memory and utilization.
+For each config, a training step is measured: its time, memory and utilization.
+It uses the dtype of the config, and random tokens, so that no data are needed.
 """
 
 import functools
@@ -29,14 +29,15 @@ from sparse_transformer.training.experiment import Experiment
 
 NAME, MARGIN = "cifar10_large", 90  # seconds to compile and to validate
 SMALL = "model.num_layers=2", "model.width=32"
-# The paper's networks come first, and with other rematerialization last.
+# The paper's networks are first. They are also measured without
+# rematerialization, at the end.
 PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
 ROUND_SECONDS = 1.0
 SMALL_PRESET = "digits model.num_layers=2 train.batch_size=4 model.width=32"
 
 
 def of_presets(settings: Settings) -> dict:
-  """One for each config, the paper's first, also without rematerialization."""
+  """Returns an entry for each config, with the paper's networks first."""
   others = (f"{name} model.remat=none" for name in PAPER)
   presets = [*dict.fromkeys((*PAPER, *compiled.PRESETS)), *others]
   if settings.small:
@@ -45,7 +46,7 @@ def of_presets(settings: Settings) -> dict:
 
 
 def measure(preset: str) -> dict:
-  """The time and memory of a step of a preset of `benchmarks.compiled`."""
+  """Returns the time and memory of a step of a `benchmarks.compiled` preset."""
   config = compiled.config_of(preset)
   config = config.replace(**compiled.changes_for(config, jax.device_count()))
   experiment = Experiment(config)
@@ -53,13 +54,14 @@ def measure(preset: str) -> dict:
   rng = np.random.default_rng(0)
   tokens_BL = rng.integers(model.vocab_size, size=like.shape, dtype=like.dtype)
   batch = jax.device_put(tokens_BL, like.sharding)
-  # The state is there first: what is then free decides on `model.remat`.
+  # Create the state first, because the memory that is then free determines the
+  # choice of `model.remat=auto`.
   state = experiment.first_state()
   chosen = rematerialization.choose(experiment)
   update = chosen.program
   schedule = optimizer.schedule(config)
 
-  def step():  # waits for the one before it only
+  def step():  # waits only for the previous step
     nonlocal state
     state, _ = update(state, batch, schedule)
     return state
@@ -86,7 +88,7 @@ def of_train(settings: Settings) -> dict:
 
 
 def train(name: str, seconds: float, fields: tuple[str, ...]) -> dict:
-  """The curve of a run, whose learning rate follows the clock."""
+  """Returns the curve of a run with a time limit."""
   with tempfile.TemporaryDirectory() as folder:
     lines = _train(name, folder, fields, f"--limit=seconds:{seconds:g}")
   shown = "step", "seconds", "bits_per_dim"
@@ -97,7 +99,7 @@ def train(name: str, seconds: float, fields: tuple[str, ...]) -> dict:
 
 
 def of_resume(settings: Settings) -> dict:
-  """The same training twice, and once more from a checkpoint halfway."""
+  """Returns an entry that trains twice, and once from a checkpoint halfway."""
   fields = () if settings.small else ("model.dtype=bfloat16",)
   return {"digits": functools.partial(resume, (*SMALL, *fields))}
 
@@ -114,14 +116,14 @@ def resume(fields: tuple[str, ...], steps: int = 20) -> dict:
     shutil.rmtree(resumed / "checkpoints" / f"{steps}")
     resumes = _losses(_train("digits", resumed, fields)) == expected
   if not same:
-    return {"failed": f"{steps} steps gave other losses the second time"}
+    return {"failed": f"losses of {steps} steps differed the second time"}
   if not resumes:
-    return {"failed": "a resumed run gave other losses"}
+    return {"failed": "losses of a resumed run differed"}
   return {"steps": steps}
 
 
 def _losses(lines):
-  """{step: loss} of a run; of a step that was repeated, the later one."""
+  """Returns {step: loss} of a run; the last loss if a step was repeated."""
   return {x["step"]: x["nats"] for x in lines if x["split"] == "train"}
 
 

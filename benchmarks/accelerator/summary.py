@@ -1,4 +1,4 @@
-"""The results as text for the screen, and as Markdown for pages."""
+"""Formats results as text for the terminal, and as Markdown for pages."""
 
 import collections
 import itertools
@@ -27,7 +27,7 @@ def text(content: dict) -> str:
 
 
 def page(contents: Sequence[dict]) -> str:
-  """What devices measured at full size, and what failed, as Markdown."""
+  """Returns full-size results and failures of all devices, as Markdown."""
   groups: dict[tuple, list] = {}
   for part, content in itertools.product(PARTS, contents):
     if part in content and not content[part]["device"]["small"]:
@@ -74,7 +74,7 @@ def _rows(part, entries):
 
 
 def _correctness(entries):
-  """The largest errors, those of outputs and gradients by dtype."""
+  """Yields rows of the largest errors: by dtype, and that of log-sum-exp."""
   worst: dict[str, dict[str, float]] = {}
   for _, found in entries:
     for name, error in found.get("errors", {}).items():
@@ -90,7 +90,7 @@ def _correctness(entries):
 
 
 def _attention(entries):
-  """Milliseconds, and TFLOP/s, of forward and backward passes."""
+  """Yields rows of milliseconds and TFLOP/s of forward and backward passes."""
   cases: dict[tuple, dict] = {}
   for _, found in entries:
     if "programs" in found:

@@ -1,1 +1,1 @@
-"""Runs that differ in one setting, trained on the same budget."""
+"""Comparisons of runs that differ in one setting and have the same budget."""

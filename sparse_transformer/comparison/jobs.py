@@ -1,4 +1,4 @@
-"""Commands in processes, which end when this one does, however it ends."""
+"""Runs commands in processes, none of which outlives this process."""
 
 import contextlib
 import os
@@ -17,13 +17,14 @@ from sparse_transformer.signals import END_WITH_PARENT, Signals, Stopped
 from sparse_transformer.training.stopwatch import TIMES
 
 GPUS = "CUDA_VISIBLE_DEVICES"
-# The file in a workdir that gets the output of one of several processes.
+# The file in a workdir to which a process writes its output if there are
+# several.
 OUTPUT = "output.txt"
-# How often running commands are looked at; short beside any run.
+# Seconds between checks of running commands, short compared with any run.
 POLL_SECONDS = 0.05
-# A program that sets its cores, and then becomes a command. A
-# `preexec_fn` could set them too, but may deadlock in a process with
-# threads, which JAX starts.
+# A program that sets its cores, and then executes a command. It is used instead
+# of `preexec_fn`, which may deadlock in a process with threads, such as those
+# of JAX.
 CHILD = f"""{END_WITH_PARENT}
 parent, cores, *command = sys.argv[1:]
 if cores and sys.platform == "linux":
@@ -33,61 +34,67 @@ os.execv(command[0], command)
 
 
 class Job(NamedTuple):
-  """A command that runs in a process of its own."""
+  """A command that runs in a separate process."""
 
-  label: str  # printed when it starts
-  workdir: pathlib.Path  # names it in messages
+  label: str  # printed when the command starts
+  workdir: pathlib.Path  # identifies the command in messages
   command: Sequence[str]
-  is_failure: Callable[[], bool] = lambda: True  # if its status is not 0
+  # If the exit status is not 0, returns whether this is a failure.
+  is_failure: Callable[[], bool] = lambda: True
 
 
 class MachinePart(NamedTuple):
-  """The part of the machine that a process has; the default is all of it."""
+  """The part of the machine that a process uses; by default, all of it."""
 
   cores: Collection[str] = ()
-  variables: Mapping[str, str] = {}  # of its environment
+  variables: Mapping[str, str] = {}  # environment variables
 
 
 ALONE = (MachinePart(),)
 
 
 def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
-  """Divides the machine among runs that take place at the same time.
+  """Divides the machine among runs that train in parallel.
 
-  On GPUs, each part has as many of them; on a CPU, as many cores. What remains
-  after the division stays idle, so that no run is faster than another.
+  All parts have equally many GPUs or, on a CPU, equally many cores. The
+  remainder of the division stays idle, so that no run is faster than another.
 
   Args:
-    number: of parts, from --jobs.
+    number: the number of parts, from --jobs.
     budgets: the kinds of budgets of the runs, see `Budget`.
 
   Returns:
-    The parts; a single one is the whole machine, without restrictions.
+    The parts. A single part is the whole machine, without restrictions.
 
   Raises:
-    ValueError: the machine cannot be divided into so many parts, or the budgets
-      would not be fair to runs that share it.
+    ValueError: the machine cannot be divided into this number of parts, or the
+      budgets would be unfair to runs that share the machine.
   """
   if number == 1:
     return ALONE
   flag = f"--jobs={number}"
   platform = jax.default_backend()
   if platform not in ("cpu", "gpu"):
-    raise ValueError(f"{flag}: processes cannot share a {platform.upper()}")
+    raise ValueError(
+      f"{flag}: processes cannot share a {platform.upper()}; use --jobs=1"
+    )
 
   units = _gpus() if platform == "gpu" else _cores()
   if number > len(units):
     kind = "GPUs" if platform == "gpu" else "cores"
-    raise ValueError(f"{flag} must be at most {len(units)}, the {kind}")
-  # The wall clock also counts the time that a run waits for its neighbors.
+    raise ValueError(
+      f"{flag} must be at most {len(units)}, the number of {kind}"
+    )
+  # Elapsed time includes the time that a run waits for other runs.
   if platform == "cpu" and "seconds" in budgets:
     raise ValueError(
       f"{flag}: runs that share a CPU slow each other down, so seconds are not"
       " a fair budget; use processor_seconds or steps"
     )
 
-  # XLA's threads divide sums among them. As many threads as without --jobs give
-  # the same bits; where a clock ends runs, there are none to keep.
+  # The rounding of sums depends on the number of XLA's threads. So use as many
+  # threads as without --jobs, to get bitwise-identical results. If a clock ends
+  # runs, results vary anyway.
   threads = {"NPROC": os.environ.get("NPROC", str(len(units)))}
   if not budgets.isdisjoint(TIMES):
     threads = {}
@@ -105,14 +112,14 @@ def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
 
 
 def _gpus():
-  """The GPUs of this process, in the words of CUDA_VISIBLE_DEVICES."""
-  # A user may have chosen GPUs, by number or by UUID; parts keep their names.
+  """Returns the GPUs of this process, named as in CUDA_VISIBLE_DEVICES."""
+  # A user may have selected GPUs by index or by UUID, so keep these names.
   indices = ",".join(map(str, range(jax.local_device_count())))
   return os.environ.get(GPUS, indices).split(",")
 
 
 def _cores():
-  """The numbers of the cores on which this process may run, as texts."""
+  """Returns the indices of the cores on which this process may run, as text."""
   # A container or `taskset` may allow fewer cores than the machine has.
   cores: Collection[int] = range(os.cpu_count() or 1)
   if sys.platform == "linux":
@@ -121,27 +128,28 @@ def _cores():
 
 
 def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
-  """Runs commands, as many at a time as there are parts of the machine.
+  """Runs commands, as many in parallel as there are parts of the machine.
 
-  With several parts, each command writes its output to `OUTPUT`. A signal is
-  forwarded to running commands. After a failure no other command starts; those
-  that run may finish.
+  With several parts, each command writes its output to the file `OUTPUT`. A
+  signal is forwarded to running commands. After a failure, no further command
+  starts, but running commands may finish.
 
   Args:
     jobs: the commands, in the order in which they start.
-    parts: of the machine; each is used by one command at a time.
+    parts: the parts of the machine, each used by one command at a time.
 
   Raises:
-    Stopped: a signal came, and the running commands have ended.
-    OSError: a command failed, and the running ones have ended.
+    Stopped: a signal was caught, and all running commands have ended.
+    OSError: a command failed, and all running commands have ended.
   """
   waiting = list(jobs)
   free = list(parts)
-  # Several commands would print into each other's lines.
+  # If several commands run, their lines of output would be mixed.
   writes = len(parts) > 1
   running: dict[subprocess.Popen, tuple[Job, MachinePart]] = {}
   failures: list[str] = []
-  # Where it is ignored, as under some supervisors, no process has a status.
+  # If SIGCHLD is ignored, as under some supervisors, the exit status of a
+  # process is lost.
   signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
   with Signals() as signals, _terminated(running):
@@ -151,23 +159,23 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
         part = free.pop(0)
         running[_start(job, part, writes)] = job, part
 
-      # Waiting for one process would miss that another ends, and free parts of
-      # the machine would stay idle.
+      # Poll all processes. If this waited for one process, it would not notice
+      # that another has ended, and part of the machine would stay idle.
       time.sleep(POLL_SECONDS)
       for process in [x for x in running if x.poll() is not None]:
         job, part = running.pop(process)
         free.append(part)
-        # A run of tuning that diverges has another status than 0, but
-        # is a result.
+        # A tuning run that diverges has a status other than 0, but it is a
+        # valid result.
         if process.returncode and job.is_failure():
           failures.append(_reason(job, process.returncode, writes))
 
-  # `_terminated` forwarded the signal and waited, so that all is saved by now.
+  # `_terminated` has forwarded the signal and waited, so all runs are saved.
   if signals.name:
     runs = [f"the run in {job.workdir}" for job, _ in running.values()]
     raise Stopped(
-      f"{signals.name} in {' and '.join(runs) or 'no run'}; what it has saved"
-      " is kept; run the same command to resume"
+      f"{signals.name} in {' and '.join(runs) or 'no run'}; saved steps are"
+      " kept; run the same command to resume"
     )
   if failures:
     raise OSError(
@@ -178,7 +186,7 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
 
 @contextlib.contextmanager
 def _terminated(processes):
-  """Ends processes, so that none outlives this one."""
+  """Terminates processes at the end of the context, and waits for them."""
   try:
     yield
   finally:
@@ -191,21 +199,22 @@ def _terminated(processes):
 def _start(job, part, writes):
   """Starts a job in a part of the machine, and returns its process.
 
-  The terminal sends Ctrl-C to this process alone, which forwards it. If
-  `writes`, output is appended to the file `OUTPUT` of the job's workdir.
+  If `writes`, output is appended to the file `OUTPUT` in the workdir of the
+  job.
   """
   print(job.label, flush=True)
-  # CHILD needs only the standard library: -I and -S keep the user's variables
-  # and site-packages out, which also makes it start faster.
+  # CHILD needs only the standard library. -I and -S ignore the user's variables
+  # and site-packages, which also makes it start faster.
   start = sys.executable, "-ISc", CHILD, str(os.getpid()), ",".join(part.cores)
   with contextlib.ExitStack() as stack:
     output = None
     if writes:
       job.workdir.mkdir(parents=True, exist_ok=True)
-      # The child has its own descriptor, so this process closes the
-      # file at once.
+      # This process can close the file at once, because the child has its own
+      # descriptor.
       output = stack.enter_context(atomic.appending(job.workdir / OUTPUT))
-    # In a process group of its own, it gets no Ctrl-C from the terminal.
+    # With a separate process group, the child does not get Ctrl-C from the
+    # terminal. Only this process does, and forwards it.
     return subprocess.Popen(
       [*start, *job.command],
       stdin=subprocess.DEVNULL,
@@ -217,13 +226,13 @@ def _start(job, part, writes):
 
 
 def _reason(job, status, writes):
-  """A phrase about a command that failed, with the last line that it wrote."""
-  # Python gives -N as the status of a process that signal N ended.
+  """Returns why a command failed, with its last line of output if in a file."""
+  # In Python, the status of a process that signal N ended is -N.
   reason = f"it ended with status {status}"
   if status < 0:
     reason = f"{signal.Signals(-status).name} ended it"
     if status == -signal.SIGKILL:
-      reason += ", as the system does when memory runs out"
+      reason += ", perhaps because the machine ran out of memory"
   if writes:
     path = job.workdir / OUTPUT
     lines = path.read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""The plan of a comparison: its runs, and the config of each."""
+"""The plan of a comparison: its runs and their configs."""
 
 import dataclasses
 import functools
@@ -15,23 +15,24 @@ from ml_collections import ConfigDict
 from sparse_transformer import config as config_lib, machine, schema
 from sparse_transformer.training import stopwatch
 
-# The most values of a flag, each of which costs at least one run.
+# Maximum number of values of a flag, each of which requires at least one run.
 MAX_VALUES = 999
-# The most bytes in the name of a folder; most file systems allow 255.
+# Maximum number of bytes in the name of a folder. Most file systems allow 255.
 MAX_NAME = 200
-# A comma outside brackets: every bracket that closes after it opens after it.
+# A comma outside brackets: each bracket that closes after it also opens after
+# it.
 OUTSIDE = r",(?!(?:[^()\[\]]+|\([^()]*\))*+[)\]])"
 
 
 class Budget(NamedTuple):
-  """What is limited, and to how much."""
+  """The limit of a run."""
 
   kind: str  # "steps", "seconds" or "processor_seconds"
   amount: float
 
 
 class Axis(NamedTuple):
-  """A field that takes several values."""
+  """A config field and the values that it takes in a comparison."""
 
   field: str  # "group.name"
   values: Sequence[str]
@@ -43,19 +44,20 @@ class Comparison:
 
   Attributes:
     file: the config file.
-    preset: what the config file says.
-    config: the same with the changes of the command line.
-    root: the comparison's folder.
-    vary: what is compared; its values are called choices.
-    budget: of each run.
-    seeds: of the runs with each choice; tuning uses the next one.
-    tune: what is tuned for each choice, if anything; its values are called
-      candidates.
-    tune_budget: of a run of tuning, if not the same.
-    equal_keys: whether runs must have about as many keys per query.
+    preset: the config defined by the file.
+    config: the preset with the overrides of the command line.
+    root: the folder of the comparison.
+    vary: the field that is compared. Its values are called choices.
+    budget: the budget of each run.
+    seeds: the seeds of the runs with each choice. Tuning uses the next seed.
+    tune: the field that is tuned for each choice, or None. Its values are
+      called candidates.
+    tune_budget: the budget of each tuning run; if None, `budget`.
+    equal_keys: whether runs must have approximately equally many keys per
+      query.
 
   Raises:
-    ValueError: the plan contradicts itself.
+    ValueError: the settings contradict each other.
   """
 
   file: str
@@ -70,7 +72,7 @@ class Comparison:
   equal_keys: bool = False
 
   def __post_init__(self) -> None:
-    # A value may set more than the axis: "dense with data.length=512".
+    # A value may set further fields, as in "dense with data.length=512".
     varied: set[str] = set()
     for choice in self.vary.values:
       varied |= assignments(self.vary.field, choice).keys()
@@ -78,18 +80,18 @@ class Comparison:
 
     if twice := {"train.steps", "train.seed"} & (varied | tuned):
       raise ValueError(
-        f"{min(twice)} cannot vary: --budget sets train.steps, and --seeds"
-        " train.seed"
+        f"{min(twice)} cannot be varied or tuned, because --budget sets"
+        " train.steps and --seeds sets train.seed"
       )
 
     if self.tune and (tuned & varied or len(self.tune.values) == 1):
       raise ValueError(
-        f"--tune={self.tune.field} must have at least 2 values, and be another"
-        " field than --vary"
+        f"--tune={self.tune.field} must have at least 2 values, and must not be"
+        " a field that --vary sets"
       )
 
     if self.tune_budget and not self.tune:
-      raise ValueError("--tune_budget needs --tune")
+      raise ValueError("--tune_budget requires --tune")
 
   @property
   def choices(self) -> Sequence[str]:
@@ -98,21 +100,22 @@ class Comparison:
 
   @property
   def tuning(self) -> list["Trial"]:
-    """The runs of tuning: each choice with each candidate, and their own seed.
+    """The tuning runs: each choice with each candidate.
 
-    No run that is compared has this seed, so that candidates are not chosen by
+    They use a seed that no other run has, so that candidates are not chosen by
     the losses that are reported.
     """
     candidates = self.tune.values if self.tune else ()
     return [Trial(self, x, y) for y in candidates for x in self.choices]
 
   def final(self, best: Mapping[str, str]) -> list["Trial"]:
-    """The runs that are compared: each choice with each seed.
+    """Returns the runs that are compared: each choice with each seed.
 
     Args:
-      best: the best candidate of each choice; empty without tuning.
+      best: {choice: its best candidate}; empty without tuning.
     """
-    # Seed by seed: a stopped comparison is about as far with every choice.
+    # Run all choices with one seed before the next seed, so that a comparison
+    # that is stopped has made equal progress with every choice.
     pairs = itertools.product(self.seeds, self.choices)
     return [
       Trial(
@@ -125,10 +128,10 @@ class Comparison:
     ]
 
   def about(self) -> dict[str, Any]:
-    """What tells this comparison from others, as JSON.
+    """Returns what identifies this comparison, as JSON.
 
-    A folder belongs to one comparison: it is resumed only if its file says the
-    same.
+    It is written to the folder of the comparison, which is resumed only if it
+    is the same.
     """
     identity = dict(
       field=self.vary.field,
@@ -142,19 +145,19 @@ class Comparison:
       config=self.config.to_dict(),
     )
 
-    # Tuples become lists, as in what is read back from the file.
+    # Convert tuples to lists, as when the file is read.
     return json.loads(json.dumps(identity))
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-  """A run of a comparison: its folder, and what it is trained with.
+  """A run of a comparison: its folder and its config.
 
   Attributes:
     plan: the comparison.
-    choice: its value of the field that is compared.
-    candidate: its value of the tuned field; "" if none is tuned.
-    seed: of a run that is compared; None for a run of tuning.
+    choice: the value of the field that is compared.
+    candidate: the value of the tuned field; "" if no field is tuned.
+    seed: the seed of the run; None for a tuning run.
   """
 
   plan: Comparison
@@ -163,7 +166,7 @@ class Trial:
   seed: int | None = None
 
   def __str__(self) -> str:
-    """The values of the fields that vary."""
+    """Returns the values of the fields that vary, as text."""
     text = f"{self.plan.vary.field}={self.choice}"
     if self.plan.tune and self.candidate:
       text += f", {self.plan.tune.field}={self.candidate}"
@@ -180,15 +183,15 @@ class Trial:
   @property
   def budget(self) -> Budget:
     """The budget of the run."""
-    # Without a budget of its own, tuning has that of the other runs.
+    # By default, tuning runs have the same budget as other runs.
     tuning = self.plan.tune_budget if self.seed is None else None
     return tuning or self.plan.budget
 
   @functools.cached_property
   def config(self) -> schema.Config:
-    """The plan's config with the budget, the seed and the values of this run.
+    """The config of the plan with the budget, seed and values of this run.
 
-    Warmup takes at most a tenth of the steps, unless a value sets
+    The warm-up takes at most a tenth of the steps, unless a value sets
     `optimizer.warmup_steps`.
     """
     values = assignments(self.plan.vary.field, self.choice)
@@ -196,13 +199,12 @@ class Trial:
       values[self.plan.tune.field] = self.candidate
     config = config_lib.with_texts(self.plan.config, values)
 
-    # If a clock ends the run, the number of steps must only be out
-    # of its reach.
+    # If a clock ends the run, use more steps than the run can reach.
     kind, amount = self.budget
     steps = int(amount) if kind == "steps" else stopwatch.MOST - 1
 
-    # Warmup of the whole budget would compare runs that never reach their
-    # peak learning rate.
+    # If the warm-up took the whole budget, runs would never reach their peak
+    # learning rate.
     warmup = config.optimizer.warmup_steps
     if "optimizer.warmup_steps" not in values:
       warmup = min(warmup, steps // 10)
@@ -218,11 +220,11 @@ def parse_budget(text: str, flag: str) -> Budget:
   """Parses "KIND:N", for example "steps:500".
 
   Args:
-    text: what is limited, and to how much.
-    flag: the name of the flag that has this value, for errors.
+    text: the value of a flag.
+    flag: the name of the flag, for error messages.
 
   Raises:
-    ValueError: the kind is unknown, or the number is unsuitable.
+    ValueError: the kind is unknown, or the number is not allowed.
   """
   kind, amount = stopwatch.parse_limit(text, flag, ("steps", *stopwatch.TIMES))
   if kind == "steps" and amount % 1:
@@ -233,25 +235,27 @@ def parse_budget(text: str, flag: str) -> Budget:
 def parse_axis(text: str, flag: str) -> Axis:
   """Parses "group.field=value,value", the value of a flag.
 
-  Values are separated by commas outside brackets; if there is a semicolon, by
-  semicolons only.
+  Values are separated by commas outside brackets. If there is a semicolon, they
+  are separated by semicolons only.
 
   Args:
     text: a field and its values.
-    flag: the name of the flag, for errors.
+    flag: the name of the flag, for error messages.
 
   Raises:
-    ValueError: values are empty, equal or too many, or a field is unknown.
+    ValueError: a value is empty, two values are equal, there are too many
+      values, or a field is unknown.
   """
   field, _, values = text.partition("=")
   separator = ";" if ";" in values else OUTSIDE
   choices = [value.strip() for value in re.split(separator, values)]
 
-  # Equal values would share a folder, and empty ones are mostly slips.
+  # Equal values would share a folder, and empty values are usually typing
+  # errors.
   are_different = all(choices) and len(set(choices)) == len(choices)
   if not are_different or len(choices) > MAX_VALUES:
     raise ValueError(
-      f"--{flag}={text[:MAX_NAME]} must give different values after {field}=,"
+      f"--{flag}={text[:MAX_NAME]} must list distinct values after {field}=,"
       f" at most {MAX_VALUES}"
     )
 
@@ -262,7 +266,7 @@ def parse_axis(text: str, flag: str) -> Axis:
 
 
 def assignments(field: str, choice: str) -> dict[str, str]:
-  """The fields that a choice sets, and their values.
+  """Returns {field: value} for the fields that a choice sets.
 
   >>> assignments("attention.pattern", "dense with data.length=512")
   {'attention.pattern': 'dense', 'data.length': '512'}
@@ -275,23 +279,23 @@ def assignments(field: str, choice: str) -> dict[str, str]:
   for word in rest.split():
     name, _, value = word.partition("=")
     if name in values:
-      raise ValueError(f"{field}={choice} sets a field twice; leave one out")
+      raise ValueError(f"{field}={choice} sets {name} twice; set it once")
     values[name] = value
   return values
 
 
 def folder_name(choice: str) -> str:
-  """The name of a folder, a different one for each choice.
+  """Returns the name of a folder, which is different for each choice.
 
   >>> folder_name("local"), folder_name("Local(4) | Strided(4)")
   ('local', 'Local_4_Strided_4-14ae6e10')
   """
-  # Spaces and brackets would have to be quoted in a shell.
+  # Replace characters that would have to be quoted in a shell.
   name = re.sub(r"[^\w.=+-]+", "_", choice).strip("_")
   if name == choice and name.strip(".") and len(name.encode()) <= MAX_NAME:
     return name
 
-  # Different choices may become the same name, so a checksum distinguishes
-  # them. Cutting may split a character of several bytes, whose rest is dropped.
+  # Different choices may result in the same name, so append a checksum. If the
+  # cut splits a character of several bytes, drop the rest of it.
   name = name.encode()[:MAX_NAME].decode(errors="ignore")
   return f"{name}-{zlib.crc32(choice.encode()):08x}"

@@ -1,4 +1,4 @@
-"""What is checked before the first run of a comparison trains."""
+"""The checks made before the first run of a comparison trains."""
 
 import itertools
 from collections.abc import Iterable
@@ -10,20 +10,20 @@ from sparse_transformer.comparison.plan import Comparison, Trial
 from sparse_transformer.training import costs, loop, warm_start, workdir
 from sparse_transformer.training.experiment import Experiment
 
-# The largest ratio of numbers of keys that count as equal.
+# The largest ratio at which numbers of keys count as equal.
 MAX_RATIO = 1.1
 
 
 def begin(plan: Comparison, number: int = 1) -> None:
-  """Checks a comparison, and creates its folder, which says what it compares.
+  """Checks a comparison, and creates its folder with a description of it.
 
   Args:
     plan: the comparison.
-    number: how many runs take place at the same time.
+    number: the number of runs that train in parallel.
 
   Raises:
-    ValueError or OSError: the folder holds something else, or a run cannot take
-      place, see `check_runs`.
+    ValueError or OSError: the folder contains something else, or a run is
+      impossible, see `check_runs`.
   """
   workdir.check_folder(plan.root, "config.json", "a run of train.py")
   digests = check_runs(plan, number)
@@ -32,11 +32,11 @@ def begin(plan: Comparison, number: int = 1) -> None:
   if path.exists():
     old = atomic.read_json(path, dict)
     if old != identity:
-      # Data may change between two calls, and old runs must not be
-      # compared to new.
+      # If the data have changed since an earlier call, old runs must not be
+      # compared with new ones.
       is_same_plan = old | dict(data=digests) == identity
       what = "other data" if is_same_plan else "another comparison"
-      raise ValueError(f"{path} is of {what}; use another --workdir")
+      raise ValueError(f"{path} describes {what}; use another --workdir")
 
   plan.root.mkdir(parents=True, exist_ok=True)
   atomic.write_json(path, identity)
@@ -45,25 +45,26 @@ def begin(plan: Comparison, number: int = 1) -> None:
 def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
   """Checks the runs of a comparison as far as possible without training.
 
-  Computes nothing on a GPU: JAX would then allocate most of its memory for this
-  process, and the processes of the runs need it.
+  Nothing is computed on a GPU, because JAX would then allocate most of its
+  memory for this process, and the processes of the runs need it.
 
   Args:
     plan: the comparison.
-    number: how many runs at the same time divide the GPUs among them.
+    number: the number of runs that train in parallel, each on its share of the
+      GPUs.
 
   Returns:
-    The digests of all data.
+    The descriptions of all data, see `Source.digest`.
 
   Raises:
-    ValueError or OSError: a run is impossible, units differ, or keys differ and
-      must not.
+    ValueError or OSError: a run is impossible, units of losses differ, or the
+      numbers of keys differ although they must be equal.
   """
   sources: dict[schema.Data, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
   units: dict[str, str] = {}
 
-  # A run has only its part of the GPUs, and its batch must be divisible by it.
+  # A run uses only its share of the GPUs, which must divide its batch.
   parts = number if jax.default_backend() == "gpu" else 1
   devices = tuple(jax.devices()[: jax.device_count() // parts])
 
@@ -79,7 +80,9 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
 
   if len(units) > 1:
     examples = ", ".join(f"{x} with {units[x]}" for x in units)
-    raise ValueError(f"--vary: losses have different units: {examples}")
+    raise ValueError(
+      f"--vary: losses with different units cannot be compared: {examples}"
+    )
 
   if plan.equal_keys and max(keys.values()) > MAX_RATIO * min(keys.values()):
     examples = ", ".join(f"{keys[x]:,.1f} with {x}" for x in keys)
@@ -92,29 +95,29 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
 def _check_run(experiment):
   """Raises ValueError or OSError if a run is impossible.
 
-  Runs that fail after hours, for want of a test split or because weights do not
-  fit the network, are found here.
+  This finds errors that would otherwise occur after hours, such as a missing
+  test split, or weights that do not fit the network.
   """
   loop.check(experiment)
   for split in "validation", "test":
-    # Reading one window shows that the split is there and is not empty.
+    # Read one window, to check that the split exists and is not empty.
     _ = experiment.source.windows(split)[0]
 
   config = experiment.config
-  if config.train.init_from:  # its weights are loaded, on a CPU
-    # One device holds the weights, whatever the mesh of the run
-    # divides them over.
+  if config.train.init_from:
+    # Load the weights on a single CPU device, regardless of the mesh of the
+    # run.
     alone = config.replace(**{f"mesh.{x}": 1 for x in config.mesh.keys()})
     cpu = jax.devices("cpu")[0]
     warm_start.first_state(Experiment(alone, (cpu,), experiment.source))
 
 
 def _distinct(plan: Comparison) -> Iterable[Trial]:
-  """Yields the runs that differ in more than their seed.
+  """Yields runs that differ in more than their seed.
 
-  They are not all the runs of the plan, but if these can take place, all can.
+  If these runs are possible, all runs of the plan are.
   """
-  seed = plan.seeds[-1] + bool(plan.tune)  # the highest in use
+  seed = plan.seeds[-1] + bool(plan.tune)  # the highest seed in use
   candidates = plan.tune.values if plan.tune else [""]
   for choice, candidate in itertools.product(plan.choices, candidates):
     yield Trial(
@@ -123,7 +126,7 @@ def _distinct(plan: Comparison) -> Iterable[Trial]:
       candidate=candidate,
       seed=seed,
     )
-  # Another budget may be too few steps for an
+  # A separate tuning budget may have too few steps for an
   # optimizer.warmup_steps that varies.
   if plan.tune_budget:
     yield from plan.tuning

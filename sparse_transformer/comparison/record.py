@@ -1,4 +1,7 @@
-"""The record of a comparison, see docs/compare.md; its tables and figure."""
+"""The record of a comparison, with its tables and its figure.
+
+See docs/compare.md.
+"""
 
 import json
 import pathlib
@@ -21,39 +24,40 @@ Record = dict[str, Any]
 Run = dict[str, Any]
 Table = list[tuple[str, ...]]
 
-# The columns of a curve, and the fields of the lines of metrics.
+# {column of a curve: field in the lines of metrics}.
 COLUMNS = {"steps": "step"} | {x: x for x in (*TIMES, "bits_per_dim")}
 # The side of a panel, in inches.
 PANEL = 3.4
-# The width of a letter of the legend, in inches.
+# The width of a letter in the legend, in inches.
 LETTER = 0.08
-# Markers at the ends of lines, as a second way to tell lines apart: one more
-# than colors, so that the eighth line differs from the first.
+# Markers at the ends of lines, which distinguish lines in addition to colors.
+# There is one marker more than colors, so that when colors repeat, markers
+# differ.
 MARKERS = "os^Dv<>P"
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
-  """The validations of a run, from the lines of its metrics.
+  """Returns the validations of a run, from the lines of its metrics.
 
   Returns:
-    {column: values} for the columns of `COLUMNS`, with at most 5 decimals,
-    which keeps comparison.json small.
+    {column: values} for the columns of `COLUMNS`. Values are rounded to 5
+    decimals, to keep comparison.json small.
   """
   values = curves.series(lines, "validation", COLUMNS.values())
   return {x: [round(y, 5) for y in values[COLUMNS[x]]] for x in COLUMNS}
 
 
 def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
-  """The part of a record about tuning, from the scores of its runs.
+  """Returns the part of a record about tuning.
 
   Args:
-    trials: the runs of tuning.
-    scores: their numbers, see `trials.scored`, in the same order; None where
-      training diverged.
+    trials: the tuning runs.
+    scores: the scores of these runs, see `trials.scored`, in the same order;
+      None if training diverged.
 
   Returns:
-    `scores`, the bits by choice and candidate, None if training diverged;
-    `best`, the candidate of each choice.
+    A dict of `scores`, the bits as {choice: {candidate: bits}}, None if
+    training diverged; and `best`, {choice: its best candidate}.
 
   Raises:
     ValueError: training diverged with every candidate of a choice.
@@ -69,9 +73,10 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
     if not finite:
       raise ValueError(
         f"--tune: with {choice}, training diverged with every value of --tune;"
-        " give other values"
+        " set other values"
       )
-    # Of candidates with equal bits, the text decides, the same in every call.
+    # If bits are equal, the candidate is chosen by its text, so that the choice
+    # is always the same.
     _, best[choice] = min(finite)
   return dict(scores=table, best=best)
 
@@ -81,23 +86,24 @@ def make_record(
   runs: Sequence[Run],
   tuned: Run | None = None,
 ) -> Record:
-  """Makes the record of finished runs, whose rows begin with the best choice.
+  """Returns the record of finished runs, with the best choice in the first row.
 
   Args:
-    provenance: what the comparison is, see `Comparison.about`, and how it was
-      made: its unit, commit, versions and command.
-    runs: see `trials.collected`.
-    tuned: see `tuning`; None without tuning.
+    provenance: the description of the comparison, see `Comparison.about`, and
+      its unit, commit, versions and command.
+    runs: the runs, see `trials.collected`.
+    tuned: the result of `tuning`, or None without tuning.
   """
-  # Gaps are to the first choice on the command line, the baseline of its user.
+  # Gaps are measured from the first choice on the command line, which is the
+  # user's baseline.
   choices = [of_choice(runs, choice) for choice in provenance["choices"]]
   first = choices[0]
   rows = [_row(first)]
   for choice in choices[1:]:
     rows.append(_row(choice, first))
 
-  # The test split plays no part in the order: it is scored for the
-  # best row only.
+  # Rows are sorted by validation only, because the test split is scored only
+  # for the best row.
   rows.sort(key=lambda row: row["validation"]["mean"])
   return dict(
     about=dict(provenance),
@@ -108,10 +114,10 @@ def make_record(
 
 
 def time_of(provenance: Mapping[str, Any]) -> str:
-  """The clock of the table and the figure.
+  """Returns the clock that the table and the figure use.
 
-  It is the processor's, which other programs disturb less, unless the budget is
-  in seconds of the wall clock.
+  This is CPU time, which depends less on other programs, unless the budget is
+  in seconds of elapsed time.
   """
   return (
     "seconds" if provenance["budget"][0] == "seconds" else "processor_seconds"
@@ -119,17 +125,17 @@ def time_of(provenance: Mapping[str, Any]) -> str:
 
 
 def of_choice(runs: Sequence[Run], choice: str) -> list[Run]:
-  """The runs with a value of the field, by seed."""
+  """Returns the runs with a choice, sorted by seed."""
   runs = [run for run in runs if run["choice"] == choice]
   return sorted(runs, key=lambda run: run["seed"])
 
 
 def _row(runs, first=()):
-  """The row of a choice.
+  """Returns the row of a choice.
 
   Args:
-    runs: its runs, at least one.
-    first: the runs of the choice that gaps are measured from, or none.
+    runs: the runs with this choice, at least one.
+    first: the runs with the choice from which gaps are measured; may be empty.
   """
   bits = [run["validation"]["bits_per_dim"] for run in runs]
   accuracy = [run["validation"].get("accuracy") for run in runs]
@@ -151,7 +157,8 @@ def _row(runs, first=()):
     row["gap"] = mean(bits, minus)
   for name in ["keys", "steps"] + list(TIMES):
     row[name] = statistics.fmean(run[name] for run in runs)
-  # Runs of one choice may differ here, and the largest one must fit.
+  # Runs with one choice may differ in these. Report the maximum, because the
+  # largest run must fit in memory.
   for name in "peak_bytes", "parameters":
     row[name] = max(run[name] for run in runs)
   return row
@@ -160,18 +167,18 @@ def _row(runs, first=()):
 def mean(
   values: Sequence[float], minus: Sequence[float] = ()
 ) -> dict[str, Any]:
-  """The mean of values minus the mean of others, with a confidence interval.
+  """Returns a mean, or a difference of two means, with a confidence interval.
 
-  The interval is that of Welch's t-test, which assumes no equal variances.
-  Without `minus`, it is that of Student's t-test.
+  The interval of a difference is that of Welch's t-test, which does not assume
+  equal variances. The interval of a single mean is that of Student's t-test.
 
   Args:
-    values: at least one.
-    minus: the others, if any.
+    values: at least one value.
+    minus: the values whose mean is subtracted; may be empty.
 
   Returns:
-    `mean`, and `error`: half of the 95 % confidence interval; None if a mean is
-    of a single value.
+    A dict of `mean` and `error`, which is half of the 95 % confidence interval.
+    The error is None if either mean is that of a single value.
   """
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
 
@@ -179,7 +186,8 @@ def mean(
     return dict(mean=center, error=None)
 
   with warnings.catch_warnings():
-    # Values that are all equal have an error of 0; SciPy doubts its precision.
+    # If all values are equal, the error is 0, and SciPy warns about a loss of
+    # precision.
     warnings.simplefilter("ignore", RuntimeWarning)
     if minus:
       test = stats.ttest_ind(values, minus, equal_var=False)
@@ -190,21 +198,22 @@ def mean(
 
 
 def write_record(path: pathlib.Path, record: Record) -> None:
-  """Writes a record, its lists of numbers on one line each."""
-  # Curves have thousands of numbers; one a line would be unreadable.
+  """Writes a record as JSON, with each list of numbers on one line."""
+  # Curves contain thousands of numbers, so one number per line would be
+  # unreadable.
   text = json.dumps(record, indent=1)
   text = re.sub(r"\[\n[^][{}]*\]", lambda x: re.sub(r"\n *", " ", x[0]), text)
   atomic.write_text(path, text + "\n")
 
 
 class Band(NamedTuple):
-  """The curves of several seeds, at common points.
+  """The curves of several seeds at common points.
 
   Attributes:
-    x: [points], float, increasing.
-    mean: [points], bits.
-    lowest: [points], bits of the best seed at each point.
-    highest: [points], bits of the worst seed at each point.
+    x: the points, in increasing order, float [points].
+    mean: the mean bits over seeds, [points].
+    lowest: the bits of the best seed at each point, [points].
+    highest: the bits of the worst seed at each point, [points].
   """
 
   x: np.ndarray
@@ -214,21 +223,22 @@ class Band(NamedTuple):
 
 
 def over_seeds(runs: Sequence[Run], axis: str) -> Band:
-  """The curves of several seeds, by steps or by a clock.
+  """Returns the curves of several seeds, by steps or by a clock.
 
-  `x` are the points within all curves at which any seed was validated; there,
-  the other curves are interpolated linearly.
+  The points are those at which any seed was validated, within the range that
+  all curves cover. At each point, the other curves are interpolated linearly.
 
   Args:
-    runs: at least one, see `trials.collected`.
+    runs: at least one run, see `trials.collected`.
     axis: a column of `COLUMNS`.
   """
   lines = [run["curve"] for run in runs]
 
-  # Where a line is missing, the mean of the others would jump.
+  # Use only the range that all curves cover. Elsewhere, the mean would jump.
   first = max(line[axis][0] for line in lines)
   last = min(line[axis][-1] for line in lines)
-  points = {last}  # alone if these are single validations, at different times
+  # If each curve is a single point, at different times, only `last` remains.
+  points = {last}
   for line in lines:
     points.update(x for x in line[axis] if first <= x <= last)
 
@@ -243,9 +253,9 @@ def over_seeds(runs: Sequence[Run], axis: str) -> Band:
 
 
 def ranking(record: Record) -> Table:
-  """The table of a record, best row first; its first row contains the titles.
+  """Returns the table of a record, with titles first and then the best row.
 
-  Columns without any value are left out, such as accuracy.
+  Columns without values, such as accuracy, are omitted.
   """
   cells = [_cells(row, record["about"]) for row in record["rows"]]
   titles = [x for x in cells[0] if any(row[x] != "-" for row in cells)]
@@ -256,7 +266,7 @@ def ranking(record: Record) -> Table:
 
 
 def _cells(row, provenance):
-  """{title: cell} of a row."""
+  """Returns {title: cell} for a row."""
   time = time_of(provenance)
   sees = {f"sees {name}": share(x) for name, x in row["sees"].items()}
   return {
@@ -284,7 +294,7 @@ def _mean(value, sign=""):
 
 
 def notes(record: Record) -> str:
-  """A paragraph that explains the numbers of the table, and the figure."""
+  """Returns a paragraph that explains the table and the figure."""
   provenance = record["about"]
   seeds = provenance["seeds"]
   text = "One seed."
@@ -310,29 +320,29 @@ def notes(record: Record) -> str:
 
 
 def _blind(rows):
-  """Sentences on symbols that only some choices can see; "" if there are none.
+  """Returns sentences about symbols that only some choices can see, or "".
 
-  Such choices are no rivals: what they differ in is the symbol, not how well a
-  pattern uses it.
+  Such choices are not comparable, because they differ in which symbols they
+  see, not only in how well patterns use them.
   """
   text = ""
   for name in rows[0]["sees"]:
     blind = [row["choice"] for row in rows if not row["sees"].get(name)]
     if 0 < len(blind) < len(rows):
       text += (
-        f" No position sees {name} with {', '.join(blind)}: how far these are"
-        " behind says what the symbol is worth to a network of this size, not"
-        " how well patterns use it."
+        f" With {', '.join(blind)}, no position sees {name}. Their gap shows"
+        " therefore how much this symbol is worth to a network of this size,"
+        " not how well their patterns work."
       )
   return text
 
 
 def grid(record: Record) -> tuple[Table, str]:
-  """The table of tuning, and a note about it.
+  """Returns the table of tuning, and a note about it.
 
   Returns:
-    Rows of cells with the titles first, one row per choice, with its best bits
-    in brackets; and a text.
+    (table, note). The first row of the table contains the titles. Each further
+    row is that of a choice, with its best bits in brackets.
   """
   provenance = record["about"]
   tuned, candidates = provenance["tune"]
@@ -344,35 +354,38 @@ def grid(record: Record) -> tuple[Table, str]:
     best = candidates.index(record["tuning"]["best"][choice])
     texts[best] = f"[{texts[best]}]"
     cells.append((choice, *texts))
-    # Bits may still fall beyond the values that were tried.
+    # If the best candidate is at the edge, a value beyond it may be better.
     if best in (0, len(candidates) - 1):
       at_edge.append(choice)
 
-  # JSON has a list in place of a `Budget`.
+  # In JSON, a `Budget` is a list.
   kind, amount = provenance["tune_budget"] or provenance["budget"]
   note = (
-    f"Bits on the validation split of one run each of {amount:,g}"
-    f" {kind.replace('_', ' ')}, of a seed that is not compared. In brackets:"
-    " the best, used for the other runs."
+    f"Bits on the validation split, from one run of {amount:,g}"
+    f" {kind.replace('_', ' ')} each, with a seed that is not compared. The"
+    " best, in brackets, is used for the other runs."
   )
   if at_edge:
     choices = ", ".join(at_edge)
-    note += f" At the edge, so a value beyond may be better: {choices}."
+    note += (
+      " The best is the first or last candidate, so a value beyond it may be"
+      f" better: {choices}."
+    )
   return cells, note
 
 
 def draw_curves(record: Record) -> "style.Figure":
-  """A figure of validation bits by time and by steps.
+  """Draws a figure of validation bits by time and by steps.
 
-  The marker at the end of a curve is the score of the table. It is not
-  connected, because it is of the best checkpoint and of the entire split, while
-  the curve may be of a part of it.
+  The marker at the end of a curve is the score in the table. It is not
+  connected to the curve, because it is the score of the best checkpoint on the
+  entire split, whereas the curve may show scores on a part of the split.
   """
   provenance = record["about"]
 
   names = [patterns.shorten(choice) for choice in provenance["choices"]]
-  # The legend is beside the panels, as wide as its longest name; many names may
-  # need more height than the panels.
+  # The legend is beside the panels. Its width depends on the longest name, and
+  # with many names it may be higher than the panels.
   width = 2 * PANEL + LETTER * (5 + max(map(len, names)))
   height = max(PANEL, 0.22 * len(names))
   figure, panels = style.subplots(1, 2, width, height)
@@ -382,7 +395,7 @@ def draw_curves(record: Record) -> "style.Figure":
 
   by_steps.sharey(by_time)
   by_time.set_ylabel(f"validation, {provenance['unit']}")
-  # A step is a measure of work only if all runs have as many tokens in it.
+  # Show the tokens per step only if they are the same for all runs.
   sizes = {run["tokens_per_step"] for run in record["runs"]}
   if len(sizes) == 1:
     by_steps.set_xlabel(f"steps of {sizes.pop():,} tokens")
@@ -391,15 +404,15 @@ def draw_curves(record: Record) -> "style.Figure":
 
 
 def _draw_panel(panel, record, axis):
-  """Draws the curve of each choice by a column of `COLUMNS`."""
+  """Draws the curve of each choice against a column of `COLUMNS`."""
   scores = {row["choice"]: row["validation"]["mean"] for row in record["rows"]}
   for i, choice in enumerate(record["about"]["choices"]):
     band = over_seeds(of_choice(record["runs"], choice), axis)
 
     color = style.COLORS[i % len(style.COLORS)]
 
-    # The last point is the score; only this one has a marker. A point that is
-    # not a number separates it from the curve.
+    # The last point is the score, and only this point has a marker. A point at
+    # nan separates it from the curve.
     panel.plot(
       np.append(band.x, [band.x[-1], band.x[-1]]),
       np.append(band.mean, [np.nan, scores[choice]]),
@@ -421,7 +434,7 @@ def _draw_panel(panel, record, axis):
 
 
 def render(record: Record) -> str:
-  """The tables, as Markdown."""
+  """Returns the tables and notes of a record as Markdown."""
   text = f"{tables.markdown(ranking(record))}\n{notes(record)}\n"
   if record["tuning"]:
     cells, note = grid(record)

@@ -1,4 +1,4 @@
-"""A run of a comparison in one process: train.py, then the score of eval.py.
+"""Runs train.py, and then scores the run as by eval.py, in one process.
 
 python sparse_transformer/comparison/run.py train.py --config=... --workdir=...
 """
@@ -14,18 +14,19 @@ ROOT = pathlib.Path(__file__).parents[2]
 def score(argv: Sequence[str]) -> None:
   """Scores the best checkpoint of --workdir on the validation split.
 
-  The process keeps the flags of the run that ended, and JAX, which saves a
-  start.
+  It uses the flags of the run that has ended. It runs in the same process,
+  because JAX is already loaded there.
   """
-  # After the run: in a process of train.py, these modules are loaded by now.
+  # Import these after the run, when train.py has already loaded them.
   from sparse_transformer.cli import flags
   from sparse_transformer.training.evaluation import evaluations
 
-  # What is kept with the score is the command that would give it.
+  # Record the command that would give the same score.
   config, workdir = sys.argv[1:3]
   script = str(ROOT / "eval.py")
   sys.orig_argv = ["python", script, config, workdir, "--split=validation"]
-  # Rounding in bfloat16 may be larger than the differences that are compared.
+  # Score in float32, because rounding errors in bfloat16 may exceed the
+  # differences between runs.
   for made in evaluations.evaluate_run(
     flags.FLAGS.workdir,
     steps=["best"],
@@ -36,11 +37,11 @@ def score(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-  sys.path[0] = str(ROOT)  # in place of this folder
+  sys.path[0] = str(ROOT)  # replaces the folder of this file
   sys.argv = sys.argv[1:]
   sys.orig_argv = ["python", *sys.argv]
 
-  # train.py ends by SystemExit, whether or not it succeeds.
+  # train.py always ends with SystemExit, even if it succeeds.
   try:
     runpy.run_path(sys.argv[0], run_name="__main__")
   except SystemExit as end:
@@ -48,7 +49,7 @@ if __name__ == "__main__":
       raise
   from sparse_transformer import cli
 
-  # Messages name the command that failed. Its flags are parsed already, since
-  # absl keeps them for the process.
+  # Error messages should name eval.py. Flags are already parsed, because absl
+  # keeps them for the whole process.
   sys.argv[0] = "eval.py"
   cli.run(score, lambda argv: argv[:1])

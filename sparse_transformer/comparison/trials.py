@@ -1,4 +1,4 @@
-"""The runs of a comparison, in processes, and what their folders hold."""
+"""Runs the trials of a comparison in processes, and reads their folders."""
 
 import contextlib
 import functools
@@ -17,37 +17,37 @@ from sparse_transformer.training.experiment import Experiment
 from sparse_transformer.training.reports import receptive_field
 from sparse_transformer.training.stopwatch import TIMES
 
-# What the last line of metrics.jsonl is about. Only files tell that a run has
-# ended, so that a comparison can be resumed.
+# The split in the last line of metrics.jsonl. Whether a run has ended is read
+# from its files only, so that a comparison can be resumed.
 ENDED = "end"
 DIVERGED = "diverged"
 Parts = Sequence[jobs.MachinePart]
 
 
 def run_all(trials: Sequence[Trial], parts: Parts) -> None:
-  """Trains the runs that have not ended, and scores them on validation.
+  """Trains the runs that have not ended, and scores all on validation data.
 
-  A run of tuning may diverge; a run that is compared may not.
+  A tuning run may diverge. If any other run diverges, this is an error.
 
   Args:
     trials: the runs, in the order in which they start.
-    parts: of the machine, see `jobs.divide_machine`.
+    parts: the parts of the machine, see `jobs.divide_machine`.
 
   Raises:
-    ValueError: a folder holds a run with another config.
+    ValueError: a folder contains a run with another config.
     OSError: a run failed.
   """
   tasks = []
   for trial in trials:
     if _ended_as(trial) == ENDED or _has_diverged(trial):
-      continue  # `score_all` scores it where that was not done
+      continue  # if it is not scored yet, `score_all` does it
 
     flags = config_lib.overrides(trial.plan.preset, trial.config)
     kind, amount = trial.budget
     if kind in TIMES:
       flags.append(f"--limit={kind}:{amount}")
 
-    # run.py trains and scores in one process, which starts JAX once.
+    # run.py trains and scores in one process, so that JAX starts only once.
     job = _job(trial, "train.py", flags)
     python, *rest = job.command
     tasks.append(
@@ -70,7 +70,7 @@ def _has_failed(trial):
 
 
 def score_all(trials: Iterable[Trial], split: str, parts: Parts) -> None:
-  """Scores the best checkpoints on a split, where that was not done yet."""
+  """Scores the best checkpoints on a split, unless they are already scored."""
   tasks = []
   for trial in trials:
     if _ended_as(trial) == ENDED and not evaluation(trial, split):
@@ -80,10 +80,12 @@ def score_all(trials: Iterable[Trial], split: str, parts: Parts) -> None:
 
 
 def _job(trial, script, flags, remark=""):
-  """A job that runs a script at the top of the clone on a run's config file."""
+  """Returns a job that runs a script of the clone for a trial."""
   path = version.ROOT / script
-  if not path.exists():  # the library was installed without it
-    raise FileNotFoundError(f"{path} is missing; run compare in a clone")
+  if not path.exists():  # the library was installed without the script
+    raise FileNotFoundError(
+      f"{path} is missing; run compare in a clone of the repository"
+    )
   command = [sys.executable, str(path), f"--config={trial.plan.file}"]
   command += [f"--workdir={trial.workdir}", *flags]
   label = f"{trial}, seed {trial.config.train.seed}{remark}"
@@ -91,12 +93,13 @@ def _job(trial, script, flags, remark=""):
 
 
 def _ended_as(trial: Trial) -> str | None:
-  """What the last line of a run's metrics is about; None if it has none.
+  """Returns the split in the last line of a run's metrics, or None.
 
-  Raises ValueError if the folder holds a run with another config.
+  Raises ValueError if the folder contains a run with another config.
   """
   if (trial.workdir / "config.json").exists():
-    # A folder is named by the varied field, so other fields may have changed.
+    # The name of the folder reflects only the varied field, so check the
+    # others.
     before = config_lib.read_config(trial.workdir)
     config_lib.compare(before, trial.config, (), trial.workdir)
 
@@ -106,14 +109,16 @@ def _ended_as(trial: Trial) -> str | None:
 
 
 def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
-  """The score of a run's best checkpoint on a split, as eval.py wrote it.
+  """Returns the score of a run's best checkpoint on a split.
 
   Returns:
-    The fields of the file; None if the checkpoint has no such score.
+    The fields of the file that eval.py wrote, or None if the checkpoint has no
+    such score.
   """
-  # A user may have scored the run in other ways, which are not comparable.
+  # A user may have scored the run with other settings, which are not
+  # comparable.
   expected = dict(split=split, min_context=0, weights="ema", dtype="float32")
-  with contextlib.suppress(FileNotFoundError):  # they may be gone by now
+  with contextlib.suppress(FileNotFoundError):  # checkpoints may be deleted
     expected["step"] = Saved(trial.workdir).find("best")
 
   results = []
@@ -122,14 +127,14 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
     result = _read_score(path, expected)
     if result:
       results.append(result)
-  # Without checkpoints, scores of several may be left; the lowest
-  # is the best's.
+  # Without checkpoints, there may be scores of several steps. The lowest score
+  # is that of the best checkpoint.
   best_first = lambda result: (result["bits_per_dim"], result["step"])
   return min(results, key=best_first, default=None)
 
 
 def _read_score(path, expected):
-  """A score from a file; None if it is damaged or not the expected one."""
+  """Reads a score, or returns None if it is damaged or not the expected one."""
   try:
     result = atomic.read_json(path)
 
@@ -143,16 +148,18 @@ def _read_score(path, expected):
 
 
 def scored(trial: Trial, split: str) -> dict[str, Any] | None:
-  """The numbers of `evaluation`, for a record; None if there is no score."""
+  """Returns the numbers of `evaluation` for a record, or None."""
   result = evaluation(trial, split)
   if result is None:
     return None
-  # `isinstance` would count booleans as integers.
+  # Do not use `isinstance`, for which booleans are integers.
   return {k: v for k, v in result.items() if type(v) in (int, float)}
 
 
 def collected(trial: Trial) -> record.Run:
-  """A run of the record, from its folder; its test is scored later.
+  """Returns a run for the record, read from its folder.
+
+  Its `test` is None, because the test split is scored later.
 
   Raises ValueError or OSError if files of the run are damaged or missing.
   """
@@ -161,7 +168,7 @@ def collected(trial: Trial) -> record.Run:
   field = receptive_field.measure(network)
   curve = record.curve(lines)
 
-  # The commit is that of the process which saved the checkpoint.
+  # Record the commit of the process that saved the checkpoint.
   validation: Any = evaluation(trial, "validation")
   saved = Saved(trial.workdir).describe(validation["step"])
   return dict(

@@ -1,4 +1,4 @@
-"""Downloads CIFAR-10 and writes it where its sources look for it.
+"""Downloads CIFAR-10, and writes it where the data sources find it.
 
 python -m sparse_transformer.data prepare cifar10 [--data_dir=DIR]
 """
@@ -11,13 +11,14 @@ from sparse_transformer.data import cifar10
 
 
 def main(argv: Sequence[str]) -> None:
-  """Prepares CIFAR-10, and prints where it is and how many records it has."""
+  """Prepares CIFAR-10, and prints its folder and its number of records."""
   words = list(argv[1:])
   if words != ["prepare", "cifar10"]:
     usage = f"usage: {cifar10.PREPARE} [--data_dir=DIR]"
     raise ValueError(f"cannot run {' '.join(words)!r}; {usage}")
 
-  # tensorflow-datasets is needed here only, and takes seconds to import.
+  # This import loads tensorflow-datasets, which takes seconds, so mistakes are
+  # reported before it.
   from sparse_transformer.data import download
 
   builder = download.prepare(flags.FLAGS.data_dir)
@@ -28,6 +29,8 @@ def main(argv: Sequence[str]) -> None:
 
 if __name__ == "__main__":
   flags.DEFINE_string(
-    "data_dir", "", "Folder of all data sets; default: ~/tensorflow_datasets."
+    "data_dir",
+    "",
+    "Folder that contains all data sets; default: ~/tensorflow_datasets.",
   )
   cli.run(main, takes_words=True)

@@ -1,8 +1,8 @@
 """Arrangements: the orders in which a network reads the symbols of an example.
 
-`Arrangement` itself is the order that examples have. Modules with others
-register them here, and `data/__init__.py` imports these modules: to take one
-out, delete its file and its import.
+The class `Arrangement` itself leaves examples in their own order. Modules that
+define other arrangements register them here, and `data/__init__.py` imports
+these modules. To remove an arrangement, delete its file and its import.
 """
 
 import dataclasses
@@ -13,40 +13,42 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-  """Leaves examples as they are. Subclasses reorder them, as labels say.
+  """Leaves examples in their own order. Subclasses reorder them by labels.
 
-  Arrangements are compared by value, because programs are cached by the config
-  of a network, which has one.
+  Arrangements are compared by value, because they are part of the config of a
+  network, by which compiled programs are cached.
   """
 
   def __len__(self) -> int:
-    """The number of labels of an order, O; 0 if examples stay as they are."""
+    """Returns the number O of labels of an order; 0 if there is one order."""
     return 0
 
   def draw(self, *seed: int) -> tuple[int, ...]:
-    """Draws an order, each with the same probability.
+    """Draws an order uniformly at random.
 
     Args:
-      *seed: integers; equal ones give equal orders.
+      *seed: integers; the same integers give the same order.
 
     Returns:
-      Its labels, O integers.
+      The labels of the order, O integers.
     """
     del seed
     return ()
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """Returns the O labels of the order that a user asks for.
+    """Returns the O labels of the order that a user requests.
 
     Args:
-      words: those of the flag --order; without any, examples stay as they are.
+      words: the values of the flag --order. If empty, examples stay in their
+        own order.
 
     Raises:
       ValueError: there is no such order.
     """
     if words:
       raise ValueError(
-        f"--order={words[0]} must be of data.orders: there are none"
+        f"--order={words[0]} must be one of data.orders, but this run has none;"
+        " omit --order"
       )
     return ()
 
@@ -54,31 +56,33 @@ class Arrangement:
     """Puts an example into an order.
 
     Args:
-      example_L: integers, its symbols in their own order.
-      labels: of the order, O integers.
+      example_L: symbols in their own order, integers.
+      labels: the labels of the order, O integers.
 
     Returns:
-      A row for the network, [L + O] of the same dtype: the symbols, then the
-      labels.
+      A row for the network, [L + O] of the same dtype: the symbols in the new
+      order, followed by the labels.
     """
     del labels
     return example_L
 
   def restore(self, rows_BL: np.ndarray, labels: Sequence[int]) -> np.ndarray:
-    """Puts rows back into the order of examples: inverts `arrange`.
+    """Puts rows back into their own order, the inverse of `arrange`.
 
     Args:
-      rows_BL: numbers, one for each symbol of the order, without labels.
-      labels: of the order, O integers.
+      rows_BL: one number per symbol, such as the symbol itself or its loss, in
+        the order with these labels. Labels are not part of a row.
+      labels: the labels of the order, O integers.
 
     Returns:
-      The numbers in the symbols' own order, [B, L].
+      The numbers in the own order of examples, [B, L].
     """
     del labels
     return rows_BL
 
 
-# They are called as `of` is, with tuples; the last one reads `data.orders`.
+# Functions with the arguments of `of`, as tuples. The last one registered
+# interprets `data.orders`.
 ARRANGEMENTS: list[Callable[..., Arrangement]] = []
 
 
@@ -86,14 +90,16 @@ def of(orders: Sequence[str], shape: Sequence[int]) -> Arrangement:
   """Returns the arrangement of images that a config selects.
 
   Args:
-    orders: `data.orders`; if empty, images stay as they are.
-    shape: of images: (rows, columns, channels).
+    orders: `data.orders`; if empty, images stay in their own order.
+    shape: the shape of images, (rows, columns, channels).
 
   Raises:
-    ValueError: there is no such order of images of this shape.
+    ValueError: there is no such order for images of this shape.
   """
   if not orders:
     return Arrangement()
   if not ARRANGEMENTS:
-    raise ValueError(f"data.orders={orders} must be empty: no order is known")
+    raise ValueError(
+      f"data.orders={orders} must be empty, because no order is registered"
+    )
   return ARRANGEMENTS[-1](tuple(orders), tuple(shape))

@@ -1,6 +1,7 @@
 """Sound: WAV files as mu-law levels.
 
-Files have PCM of 8 to 32 bits, or floats, at any rate. SciPy reads them.
+WAV files may contain PCM of 8 to 32 bits, or floats, at any sampling rate. They
+are read by SciPy.
 """
 
 import dataclasses
@@ -17,14 +18,16 @@ from sparse_transformer.data import codecs, files
 
 # The mu of ITU-T G.711.
 MU = 255
-# Samples per second at most: the filter that converts them to another rate has
-# up to 20 times as many coefficients.
+# Maximum number of samples per second. It is limited because the filter for
+# resampling has up to 20 times as many coefficients.
 MAX_RATE = 1_000_000
-# Floats may be a little louder than 1; beyond this, they have another scale.
+# Float samples may slightly exceed 1. If they exceed this, their scale must be
+# wrong.
 MAX_PEAK = 4
-# A header claims this many bytes, or more, for sound of unknown length.
+# If the length of the sound is unknown, a header states at least this many
+# bytes.
 STREAM = 0x7FFFF000
-# The name and the size of a chunk.
+# The name and the size at the start of a chunk.
 CHUNK = re.compile(b"(?s)[ -~]{4}.{4}")
 
 
@@ -33,7 +36,7 @@ class Audio(codecs.Codec):
   """Mono sound as 8-bit mu-law.
 
   Attributes:
-    rate: samples per second. Files of another rate are resampled.
+    rate: samples per second. Files with a different rate are resampled.
   """
 
   rate: int
@@ -42,42 +45,46 @@ class Audio(codecs.Codec):
   symbols = "mu-law levels"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """See `Codec.decode`; raises ValueError if there are several channels."""
+    """See `Codec.decode`. Raises ValueError if there are several channels."""
     rate, samples = _read_wav(data, path)
-    # Channels in turn would double the length of a sequence and halve its rate.
+    # Interleaved channels would halve the duration of a sequence.
     if samples.ndim > 1:
       raise ValueError(
-        f"{path} has {samples.shape[1]} channels; mix it down to one"
+        f"{path} has {samples.shape[1]} channels; mix them down to one"
       )
     if not self.rate / 1_000 <= rate <= MAX_RATE:
-      raise ValueError(f"{path} has {rate:,} samples per second")
+      raise ValueError(
+        f"{path} has {rate:,} samples per second; it must have at least"
+        f" {self.rate / 1_000:,} and at most {MAX_RATE:,}"
+      )
 
     wave = _to_wave(samples, path)
     if np.abs(wave).max(initial=0) > 1:
-      codecs.warn_of_file(path, "samples beyond -1..1", "they are clipped")
+      codecs.warn_of_file(path, "samples outside -1..1", "they are clipped")
     if rate != self.rate:
       import scipy.signal
 
-      # Its filter removes the frequencies that the lower of both
-      # rates cannot hold.
+      # This filters out frequencies that the lower of the two rates cannot
+      # represent.
       wave = scipy.signal.resample_poly(wave, self.rate, rate)
     return compress(wave)
 
   def save(
     self, stem: pathlib.Path, sequences: codecs.Rows
   ) -> list[pathlib.Path]:
-    """Writes each row as a WAV file of 16 bits: STEM_0.wav, STEM_1.wav, ...
+    """Writes each row as a 16-bit WAV file: STEM_0.wav, STEM_1.wav and so on.
 
-    Earlier files with such names are deleted.
+    Existing files with such names are deleted, because there may have been more
+    samples before.
     """
     import scipy.io.wavfile
 
     for path in stem.parent.glob(f"{stem.name}_[0-9]*.wav"):
-      path.unlink()  # there may have been more samples before
+      path.unlink()
     paths = []
     for i, symbols in enumerate(sequences):
       path = stem.with_name(f"{stem.name}_{i}.wav")
-      # 32,767 is the largest int16, so that a level of 1 does not wrap around.
+      # Scale by 32,767, the largest int16, so that 1 does not overflow.
       wave = np.round(expand(symbols) * 32767).astype(np.int16)
       with atomic.writing(path) as new:
         scipy.io.wavfile.write(new, self.rate, wave)
@@ -86,11 +93,11 @@ class Audio(codecs.Codec):
 
 
 def compress(wave: np.ndarray) -> np.ndarray:
-  """Converts samples to their mu-law levels.
+  """Converts samples to mu-law levels.
 
-  Levels are dense where the wave is quiet, as hearing is: with μ = 255,
-  `sign(x) log(1 + μ|x|) / log(1 + μ)`, rounded to 8 bits (ITU-T G.711; van den
-  Oord et al. 2016, arXiv 1609.03499, section 2.2).
+  Levels are denser for quiet samples, to which hearing is more sensitive. A
+  level is `sign(x) log(1 + μ|x|) / log(1 + μ)` with μ = 255, rounded to 8 bits.
+  Source: ITU-T G.711; van den Oord et al. 2016, arXiv 1609.03499, section 2.2.
 
   Args:
     wave: samples, floats of any shape; they are clipped to [-1, 1].
@@ -105,7 +112,7 @@ def compress(wave: np.ndarray) -> np.ndarray:
 
 
 def expand(symbols: np.ndarray) -> np.ndarray:
-  """Converts mu-law levels to samples: inverts `compress`.
+  """Converts mu-law levels to samples, the inverse of `compress`.
 
   Args:
     symbols: levels, integers from 0 to 255, of any shape.
@@ -118,7 +125,7 @@ def expand(symbols: np.ndarray) -> np.ndarray:
 
 
 def _read_wav(data, path):
-  """The rate of a WAV file, and its samples [n] or [n, channels]."""
+  """Returns the rate of a WAV file, and its samples [n] or [n, channels]."""
   import scipy.io.wavfile
 
   with files.blame(path), warnings.catch_warnings():
@@ -126,25 +133,31 @@ def _read_wav(data, path):
     if oddity:
       codecs.warn_of_file(path, oddity, result)
 
-    # SciPy needs the size of the whole, which that check does not.
+    # SciPy needs the size of the whole file in the header, which may be wrong.
     if data.startswith(b"RIFF"):
       size = min(len(data), 2**32) - 8
       data = b"RIFF" + struct.pack("<I", size) + data[8:]
-    # Of chunks that are not sound, and of a length that the check has told.
+    # Hide SciPy's warnings about other chunks, and about a length that was
+    # already reported.
     warnings.simplefilter("ignore", scipy.io.wavfile.WavFileWarning)
     return scipy.io.wavfile.read(io.BytesIO(data))
 
 
 def _check_chunks(data):
-  """Compares the sizes in the header of a WAV file with the file.
+  """Compares the sizes in the header of a WAV file with its contents.
 
-  SciPy reads as much as the header says, and leaves the rest out silently.
-  Returns what is odd, and what becomes of it, or two empty texts; raises
-  ValueError if sound is missing.
+  This is necessary because SciPy reads only as much as the header states, and
+  silently ignores the rest.
+
+  Returns:
+    (oddity, result): what is unusual about the file, and what happens to it; or
+    two empty strings.
+
+  Raises ValueError if sound is missing.
   """
-  # A RIFF file begins with 12 bytes: RIFF, its size, WAVE. Chunks follow.
+  # A RIFF file begins with 12 bytes: RIFF, its size, and WAVE. Chunks follow.
   sounds = []
-  long_size = None  # of the sound, in a file of over 4 GiB
+  long_size = None  # size of the sound, in a file larger than 4 GiB
   start = 12
   while CHUNK.fullmatch(data[start : start + 8]):
     name, size = struct.unpack_from("<4sI", data, start)
@@ -157,40 +170,42 @@ def _check_chunks(data):
       size = size if long_size is None else long_size
       sounds.append(size)
       if is_stream and size > left:
-        return "the header of a stream", "all that follows is read"
+        return "the header of a stream", "the rest of the file is read as sound"
 
     if size > left:
-      raise ValueError(f"its chunk {name!r} has {left:,} of {size:,} bytes")
-    start += size + size % 2  # padded to whole words
+      raise ValueError(
+        f"its chunk {name!r} has only {left:,} of {size:,} bytes"
+      )
+    start += size + size % 2  # chunks are padded to an even size
 
-  # Some programs write 0 for the size of sound that they do not know yet.
+  # Some programs write a size of 0 if they do not know the size yet.
   rest = len(data) - start
   if rest > 0 and not any(sounds):
-    raise ValueError(f"its header does not count its last {rest:,} bytes")
+    raise ValueError(f"its header does not include its last {rest:,} bytes")
   if len(sounds) != 1:
-    raise ValueError(f"it has {len(sounds)} chunks b'data', not one")
+    raise ValueError(f"it has {len(sounds)} chunks b'data'; it must have one")
   if rest > 0:
-    return "last bytes that its header does not count", "they are not read"
+    return "bytes after the end stated in its header", "they are not read"
   return "", ""
 
 
 def _to_wave(samples, path):
-  """Converts samples of any dtype to numbers in [-1, 1].
+  """Converts samples of any dtype to floats in [-1, 1].
 
-  WAV files have unsigned samples of 8 bits, and signed ones of more. Floats are
-  kept, and may be slightly louder. Raises ValueError if they are not finite, or
-  have another scale.
+  In WAV files, 8-bit samples are unsigned, and longer integers are signed.
+  Float samples are not scaled, and may slightly exceed this range. Raises
+  ValueError if they are not finite, or if their scale is wrong.
   """
   if samples.dtype == np.uint8:
     return samples / 128 - 1
   if samples.dtype.kind == "i":
-    # The least value becomes -1, and the largest is a little below 1.
+    # The smallest value becomes -1, and the largest slightly less than 1.
     return samples / -float(np.iinfo(samples.dtype).min)
 
   bad = np.flatnonzero(~np.isfinite(samples))
   if len(bad):
     raise ValueError(
-      f"{path}: sample {bad[0]} is {samples[bad[0]]}, not finite"
+      f"{path}: sample {bad[0]} is {samples[bad[0]]}; samples must be finite"
     )
 
   peak = np.abs(samples).max(initial=0)

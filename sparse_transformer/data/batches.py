@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Lazy(Sequence[T]):
   """A sequence of `size` items that calls `item(i)` for item i.
 
-  Nothing is kept: an item that is needed twice is made twice.
+  Items are not cached, so an item that is read twice is computed twice.
 
   Example:
     >>> squares = Lazy(4, lambda i: i * i)
@@ -28,13 +28,18 @@ class Lazy(Sequence[T]):
   def __len__(self) -> int:
     return self.size
 
-  # One item at a time: slices are not needed.
+  # Slices are not supported, because nothing needs them.
   def __getitem__(self, i: SupportsIndex) -> T:  # type: ignore[override]
     return self.item(range(self.size)[operator.index(i)])
 
 
 def chosen(items: Sequence[T], numbers: Any) -> Lazy[T]:
-  """The items of some numbers, integers [n], in their order."""
+  """Returns the items at some indices, in the order of the indices.
+
+  Args:
+    items: any sequence.
+    numbers: the indices, integers [n].
+  """
   return Lazy(len(numbers), lambda i: items[numbers[i]])
 
 
@@ -42,20 +47,21 @@ def batches(examples: Any, batch_size: int, seed: int) -> Sequence[np.ndarray]:
   """Returns an endless sequence of shuffled batches, one for each step.
 
   A batch depends only on (seed, step), so a run can resume at any step. Each
-  epoch has its own order; a batch may extend into the next one.
+  epoch is shuffled differently. A batch may extend into the next epoch.
 
   Args:
     examples: arrays of one shape and dtype, in any object with `len` and `[]`.
     batch_size: the number of examples in a batch.
-    seed: of the shuffle.
+    seed: the seed of the shuffle.
 
   Returns:
-    Arrays [batch_size, ...], by step.
+    A sequence of arrays [batch_size, ...], indexed by step.
   """
-  # Only training shuffles; other commands start faster without grain.
+  # Import grain here, because only training needs it, and other commands start
+  # faster without it.
   import grain
 
-  # Nothing is read or shuffled here: index i of a shuffle is a function of the
-  # seed and of i, so that any batch costs as much as the first.
+  # This neither reads nor shuffles anything. Index i of the shuffle is computed
+  # from the seed and i, so any batch takes as long as the first.
   shuffled = grain.MapDataset.source(examples).seed(seed).shuffle()
   return shuffled.repeat().batch(batch_size)

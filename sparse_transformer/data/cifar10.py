@@ -17,26 +17,27 @@ from sparse_transformer.data.sources import (
   register,
 )
 
-# The number of training images for validation, as in Child et al. 2019.
+# The number of training images used for validation, as in Child et al. 2019.
 HELD_OUT = 2_000
-# The seed that selects them in github.com/openai/distribution_augmentation.
+# The seed that chooses these images in
+# github.com/openai/distribution_augmentation.
 SEED = 11172018
 CLASSES = tuple(
   "airplane automobile bird cat deer dog frog horse ship truck".split()
 )
-# The folders of the stock builder, and of ours.
+# The folders of the builder of tensorflow-datasets, and of our own builder.
 NAMES = "cifar10", "cifar10_bytes"
-# The weights of red, green and blue: ITU-R 601.
+# The luma weights of red, green and blue (ITU-R 601).
 LUMA = 0.2989, 0.5870, 0.1140
 PREPARE = "python -m sparse_transformer.data prepare cifar10"
 
 
 @register("cifar10")
 def cifar10(config: ConfigDict) -> Images:
-  """CIFAR-10, as the stock tensorflow-datasets builder or ours prepares it.
+  """CIFAR-10, prepared by tensorflow-datasets or by our own builder.
 
-  The published test images are the test split; 2,000 of the 50,000 training
-  images are for validation.
+  The published test images are the test split. Of the 50,000 training images,
+  2,000 are used for validation.
   """
   return _in_color(config, seed=0)
 
@@ -48,7 +49,7 @@ def cifar10_distaug(config: ConfigDict) -> Images:
 
 
 def _in_color(config, seed):
-  """Images of CIFAR-10, of which `seed` chooses those for validation."""
+  """Returns the images of CIFAR-10; `seed` chooses those for validation."""
   return Images(
     shape=(32, 32, 3),
     vocab_size=256,
@@ -59,7 +60,7 @@ def _in_color(config, seed):
 
 @register("cifar10_gray")
 def cifar10_gray(config: ConfigDict) -> Sequences:
-  """CIFAR-10 in gray, by rows, with its labels: Image of Long Range Arena."""
+  """Gray CIFAR-10 with labels, as in the task Image of Long Range Arena."""
   example = lambda record: (gray(record["image"]), int(record["label"]))
   return Sequences(
     length=1024,
@@ -73,7 +74,7 @@ def cifar10_gray(config: ConfigDict) -> Sequences:
 
 
 def gray(image: np.ndarray) -> np.ndarray:
-  """The luma of an RGB image.
+  """Returns the luma of an RGB image.
 
   Args:
     image: uint8 [rows, columns, 3].
@@ -81,29 +82,33 @@ def gray(image: np.ndarray) -> np.ndarray:
   Returns:
     uint8 [rows * columns], row by row.
   """
-  # The weights are those of `tf.image.rgb_to_grayscale`.
+  # The weights equal those of `tf.image.rgb_to_grayscale`.
   return np.rint(image.reshape(-1, 3) @ np.array(LUMA)).astype(np.uint8)
 
 
 def root(data_dir: str) -> pathlib.Path:
-  """The folder of all data sets; the default of tensorflow-datasets if ""."""
+  """Returns the folder of all data sets.
+
+  If `data_dir` is "", this is the default folder of tensorflow-datasets.
+  """
   default = os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")
   return files.from_config(data_dir or default)
 
 
 def _paths(config):
-  """The files of the copy that is read, for its checksum."""
+  """Returns the files of the copy that is read, for the checksum."""
   return sorted(newest(config.path).glob("*.array_record-*"))
 
 
 def _load(config, example, seed=0):
-  """A function that returns `example` of the records of each split.
+  """Returns a function that loads the examples of each split.
 
   Args:
     config: the `data` group of a config.
-    example: maps a record, with "image" and "label", to what is kept of it.
-    seed: of the images for validation; unless 0, numbers are those of images in
-      the original files, as in the released code.
+    example: converts a record, with "image" and "label", to an example.
+    seed: the seed that chooses the images for validation. If it is not 0, it
+      shuffles the indices of images in the original files, as in the released
+      code, rather than the indices of records.
   """
 
   @functools.cache
@@ -114,12 +119,13 @@ def _load(config, example, seed=0):
 
     train = _read(folder, "train", example)
     test = _read(folder, "test", example)
-    # The validation records are the first of a random order.
+    # The validation records are the first in a random order.
     order = np.random.RandomState(seed).permutation(len(train))
 
-    # With seed 0 that is an order of records. The authors of another seed draw
-    # an order of images, as CIFAR-10's files number them. Builders sort records
-    # by the hash of this number, so the rank of an image's hash is its record.
+    # With seed 0, this is an order of records. With another seed, it is an
+    # order of the image indices in CIFAR-10's files, as in the released code.
+    # Builders sort records by the hash of the image index, so the index of an
+    # image's record is the rank of its hash.
     if seed:
       hashes = list(map(Hasher("train").hash_key, range(len(train))))
       record_of_image = np.argsort(np.argsort(hashes))
@@ -136,30 +142,34 @@ def _load(config, example, seed=0):
 
 
 def newest(data_dir: str) -> pathlib.Path:
-  """The folder of the newest version of the stock copy, or else of ours.
+  """Returns the folder of the newest version of CIFAR-10.
+
+  The copy prepared by tensorflow-datasets is preferred to that of our builder.
 
   Args:
-    data_dir: the folder of all data sets, or of either copy.
+    data_dir: the folder of all data sets, or the folder of either copy.
 
   Raises:
-    FileNotFoundError: the folder has neither copy.
+    FileNotFoundError: the folder contains neither copy.
   """
   from tensorflow_datasets.core import Version
 
   folder = root(data_dir)
-  # A version starts with a digit, an unfinished one with "incomplete.".
+  # The folder of a complete version starts with a digit, and that of an
+  # incomplete one with "incomplete.".
   places = [folder / name for name in NAMES]
   if folder.name in NAMES:
     places.append(folder)
   for place in places:
-    # Other formats need TensorFlow or, like parquet, silently lose records.
+    # Only this format is read: others require TensorFlow or, like parquet, can
+    # silently lose records.
     paths = place.glob("[0-9]*/*.array_record-*")
     names = {path.parent.name for path in paths}
     versions = list(filter(Version.is_valid, names))
     if versions:
       return place / max(versions, key=Version)
 
-  # The command is quoted for a shell, since folders may have spaces.
+  # Quote the command for a shell, because names of folders may contain spaces.
   command = f"{PREPARE} {shlex.quote(f'--data_dir={folder}')}"
   raise FileNotFoundError(
     f"{folder} has no cifar10 in the array_record format; run `{command}`, or"
@@ -168,15 +178,17 @@ def newest(data_dir: str) -> pathlib.Path:
 
 
 def _read(folder, split, example):
-  """What `example` makes of each record; ValueError if a file is damaged."""
+  """Returns `example` of each record; raises ValueError if one is damaged."""
   import PIL.Image
   import tensorflow_datasets as tfds
 
   with files.blame(folder):
     builder = tfds.builder_from_directory(folder, file_format="array_record")
-    # The stock builder stores PNG files, and ours pixels.
+    # The builder of tensorflow-datasets stores PNG files, and ours stores
+    # pixels. The decoder of tensorflow-datasets requires OpenCV, so decode PNG
+    # files below.
     is_encoded = isinstance(builder.info.features["image"], tfds.features.Image)
-    skip = tfds.decode.SkipDecoding()  # theirs needs OpenCV
+    skip = tfds.decode.SkipDecoding()
     decoders = {"image": skip} if is_encoded else None
     records = builder.as_data_source(split, decoders=decoders)
     number = len(records)
@@ -190,11 +202,14 @@ def _read(folder, split, example):
         record["image"] = np.asarray(image)
       shape = record["image"].shape
       if shape != (32, 32, 3):
-        raise ValueError(f"it has an image of {shape}, not RGB of 32 x 32")
+        raise ValueError(
+          f"it contains an image of shape {shape}; images must be (32, 32, 3)"
+        )
       return example(record)
 
-  # The length comes from dataset_info.json: a file that is truncated or has too
-  # few records is noticed now, not in the middle of a run.
+  # The number of records is that in dataset_info.json. Read the last record of
+  # each file, so that a truncated file is noticed now, not in the middle of a
+  # run.
   for end in np.cumsum(shard_lengths):
     item(end - 1)
   return Lazy(number, item)

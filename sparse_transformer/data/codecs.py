@@ -1,4 +1,4 @@
-"""What a codec is: it converts files to the symbols of a stream, and back."""
+"""The base class of codecs, which convert files to symbols and back."""
 
 import pathlib
 from collections.abc import Iterable
@@ -16,11 +16,11 @@ class Codec:
   """Converts files to symbols, and sampled symbols to files.
 
   Attributes:
-    vocab_size: the number of symbols.
-    unit: of losses: bits per symbol.
-    symbols: what they stand for, in order.
-    separator: the symbol after each document, if any.
-    suffix: of files of samples.
+    vocab_size: the number of distinct symbols.
+    unit: the unit of losses, bits per symbol, such as bits/byte.
+    symbols: describes what the symbols mean, in order.
+    separator: the symbol after each document, or None.
+    suffix: the suffix of files of samples.
   """
 
   vocab_size: int
@@ -33,61 +33,72 @@ class Codec:
     """Converts the contents of a file, or a prompt, to symbols.
 
     Args:
-      data: the contents, decompressed.
-      path: the file, for messages.
+      data: the decompressed contents.
+      path: the file, for error messages.
 
     Returns:
-      Symbols, [n], of an unsigned dtype.
+      Symbols [n] with an unsigned integer dtype.
 
     Raises:
-      ValueError: the data are of another kind.
+      ValueError: the data have a different format.
     """
     raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
-    """The symbols of a file of data; of an archive, one array for each file.
+    """Returns the symbols of a file of data, as one array.
 
-    Raises ValueError if the file is damaged, or of another kind.
+    For an archive, it returns an array per file. Raises ValueError if the file
+    is damaged or has a different format.
     """
     return [self.decode(data, path) for data in files.parts(path)]
 
   def encode(self, sequences: Rows) -> bytes:
-    """The contents of a file with rows of symbols."""
+    """Converts rows of symbols to the contents of a file."""
     raise NotImplementedError
 
   def save(self, stem: pathlib.Path, sequences: Rows) -> list[pathlib.Path]:
-    """Writes rows of symbols to files whose names begin with `stem`'s."""
-    # Replaced as a whole: a stopped command leaves the samples of the last one.
+    """Writes rows of symbols to files whose names begin with `stem`.
+
+    Returns the paths of the files.
+    """
+    # The file is replaced atomically, so if the command is stopped, the samples
+    # of the last command remain.
     path = stem.with_suffix(self.suffix)
     atomic.write_bytes(path, self.encode(sequences))
     return [path]
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
-    """The bytes that tokens stand for, by which tokenizers can be compared.
+    """Returns the number of bytes of text that tokens represent.
+
+    Bits per byte of text can be compared between tokenizers.
 
     Args:
-      symbols: [n].
+      symbols: the tokens, integers [n].
 
     Returns:
-      None if it is unknown, or if symbols are no tokens.
+      The number of bytes, or None if it is unknown or if symbols are not
+      tokens.
     """
     return None
 
 
 def warn_of_file(path: pathlib.Path, oddity: str, result: str) -> None:
-  """Warns of what is odd in a file, once: a folder may have thousands.
+  """Warns about something unusual in a file.
+
+  For each oddity, only the first file is reported, because a folder may contain
+  thousands of such files.
 
   Args:
-    path: the first such file.
-    oddity: what the file has.
-    result: what becomes of it, or what to do.
+    path: the file.
+    oddity: what is unusual, as the object of "PATH has".
+    result: what happens to it, or what to do.
   """
-  message = f"{path} has {oddity}, and so may others: {result}"
+  message = f"{path} has {oddity}, and other files may, too; {result}"
   files.warn(message, topic=oddity)
 
 
 def letter_table(letters: str) -> bytes:
-  """Translates letters to their indices, for `bytes.translate`.
+  """Returns a table for `bytes.translate` that maps letters to their indices.
 
   >>> list(b"cab".translate(letter_table("abc")))
   [2, 0, 1]
@@ -98,19 +109,19 @@ def letter_table(letters: str) -> bytes:
 def check_letters(
   text: bytes | bytearray, letters: str, path: pathlib.Path, known: str
 ) -> None:
-  """Raises ValueError if a text has characters other than some letters.
+  """Raises ValueError if text contains other characters than some letters.
 
   Args:
-    text: what a file holds.
-    letters: those that it may have, in ASCII.
-    path: the file.
-    known: what the error calls the letters.
+    text: the contents of a file.
+    letters: the allowed letters, ASCII.
+    path: the file, for the error message.
+    known: how the error message refers to the letters.
   """
-  # Deleting what is known is much faster than searching for the rest.
+  # Deleting known letters is much faster than searching for unknown ones.
   unknown = text.translate(None, letters.encode())
   if unknown:
     raise ValueError(
-      f"{path} may contain only {known}, but has {len(unknown):,} other"
+      f"{path} may contain only {known}, but contains {len(unknown):,} other"
       f" characters; the first is {chr(unknown[0])!r} at index"
       f" {text.find(unknown[0]):,}"
     )

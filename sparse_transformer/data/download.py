@@ -22,12 +22,16 @@ ARCHIVE = UrlInfo(
 )
 
 
-# Not called Cifar10: the folder is named after the class, and a copy that the
-# stock `cifar10` builder has made in the same place must not be changed.
+# The class must not be called Cifar10. Its folder is named after the class, and
+# it must not modify a copy that the builder `cifar10` of tensorflow-datasets
+# has written to the same place.
 class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
-  """CIFAR-10 in the stock builder's order, without its need of TensorFlow."""
+  """Builds CIFAR-10 without TensorFlow.
 
-  VERSION = tfds.core.Version("1.1.0")  # 1.0.0 had no labels
+  Records are in the same order as with the builder of tensorflow-datasets.
+  """
+
+  VERSION = tfds.core.Version("1.1.0")  # version 1.0.0 had no labels
   IMAGES_PER_FILE = 10_000
   TRAIN_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
   TEST_FILES = ("test_batch.bin",)
@@ -37,7 +41,7 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
     image = tfds.features.Tensor(
       shape=(32, 32, 3),
       dtype=np.uint8,
-      # By default each byte is stored as an integer, which is slow to read.
+      # By default, each byte is stored as an integer, which is slow to read.
       encoding=tfds.features.Encoding.BYTES,
     )
     label = tfds.features.ClassLabel(num_classes=10)
@@ -57,14 +61,18 @@ class Cifar10Bytes(tfds.core.GeneratorBasedBuilder):
         name = member.name.rpartition("/")[2]
         file = tar.extractfile(member)
         if file and name in names:
-          # Records are hashed by these numbers into the stock builder's order.
+          # Records are sorted by the hash of these indices, which gives the
+          # order of the builder of tensorflow-datasets.
           first = names.index(name) * self.IMAGES_PER_FILE
           yield from _records(file.read(), first)
 
 
 def _records(data, first):
-  """(number, record) for the images of a file: a label, and three planes."""
-  # 3,073 = 1 label + 3 * 32 * 32 levels.
+  """Yields (index, record) for the images of a file.
+
+  In the file, an image is a label followed by three planes of levels.
+  """
+  # An image has 3,073 bytes: 1 label and 3 * 32 * 32 levels.
   rows = np.frombuffer(data, np.uint8).reshape(-1, 3073)
   for number, row in enumerate(rows, start=first):
     planes = row[1:].reshape(3, 32, 32)
@@ -73,22 +81,23 @@ def _records(data, first):
 
 
 def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
-  """Writes CIFAR-10 into the folder of all data sets, unless it is there.
+  """Writes CIFAR-10 into the folder of all data sets, unless it exists there.
 
   Args:
-    data_dir: that folder; "" is the default of tensorflow-datasets.
+    data_dir: the folder of all data sets; "" means the default of
+      tensorflow-datasets.
 
   Returns:
-    The builder, whose `data_path` has the records.
+    The builder, whose `data_path` is the folder of the records.
 
   Raises:
     ConnectionError: the archive cannot be downloaded.
-    ValueError: it, or what is there, is damaged.
+    ValueError: the archive or an existing copy is damaged.
   """
   if not sys.stderr.isatty():
     tfds.disable_progress_bar()
   root = cifar10.root(data_dir)
-  # The builder reads what an earlier call has left, which may be damaged.
+  # The builder reads the results of an earlier call, which may be damaged.
   with files.blame(root / Cifar10Bytes.name):
     builder = Cifar10Bytes(data_dir=root, file_format="array_record")
 
@@ -103,20 +112,21 @@ def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
 
 
 def _download(path: pathlib.Path) -> None:
-  """Puts the archive where tensorflow-datasets looks for it."""
+  """Downloads the archive to the path where tensorflow-datasets expects it."""
   print(f"downloads {ARCHIVE.size:,} bytes from {URL}", file=sys.stderr)
   try:
-    # A connection that says nothing for 8 seconds is given up.
+    # Give up if the connection sends nothing for 8 seconds.
     with urllib.request.urlopen(URL, timeout=8) as answer:
       with atomic.writing(path) as new, new.open("wb") as file:
         shutil.copyfileobj(answer, file)
 
-        # A connection that breaks may look like the end of the file.
+        # Check the size, because a broken connection may look like the end of
+        # the file.
         size = file.tell()
         if size != ARCHIVE.size:
-          raise EOFError(f"the answer has {size:,} bytes")
+          raise EOFError(f"only {size:,} bytes were received")
   except (OSError, EOFError, http.client.HTTPException) as error:
     raise ConnectionError(
-      f"cannot download {URL} ({error}); put the file at {path} and run this"
-      " command again"
+      f"cannot download {URL} ({error}); download the file by other means to"
+      f" {path}, and run this command again"
     ) from error

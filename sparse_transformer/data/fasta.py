@@ -1,4 +1,4 @@
-"""DNA: the bases of FASTA files."""
+"""DNA: FASTA files as bases."""
 
 import dataclasses
 import pathlib
@@ -8,11 +8,11 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files
 
-# The number of letters converted at once: their indices need memory.
+# The number of letters converted at once, which bounds the memory for indices.
 BLOCK = 2**22
 BASES = "ACGT"
-# The bases that an ambiguous letter may stand for: IUPAC, Cornish-Bowden 1985,
-# Nucleic Acids Research 13(9). Their order determines what is drawn.
+# The bases that an ambiguous letter may represent (IUPAC; Cornish-Bowden 1985,
+# Nucleic Acids Research 13(9)). Random draws depend on the order here.
 AMBIGUOUS = {
   "N": "ACGT",
   "R": "AG",
@@ -26,25 +26,27 @@ AMBIGUOUS = {
   "H": "ACT",
   "V": "ACG",
 }
-# Stands for the end of a record among letters: U itself has become T.
+# Marks the end of a record among letters. This is unambiguous, because each U
+# in the file is replaced by T.
 END = "U"
-# A header follows comments and empty lines.
+# The first header may follow comments and empty lines.
 IS_FASTA = re.compile(rb"(?:\s*;[^\r\n]*+)*+\s*+>")
-# Lines that hold no bases: headers and comments.
+# Lines that contain no bases: headers and comments.
 NO_BASES = re.compile(rb"[>;](?<![^\r\n].)[^\r\n]*")
 UPPERCASE = bytes(range(256)).upper().replace(b"U", b"T")
 
 
 @dataclasses.dataclass(frozen=True)
 class Fasta(codecs.Codec):
-  """DNA as four bases: the concatenated records of a FASTA file.
+  """The concatenated records of a FASTA file, as four bases.
 
-  An ambiguous letter becomes one of the bases it may stand for, drawn with a
-  fixed seed, and reported. Lowercase counts as uppercase, and U as T.
+  An ambiguous letter is replaced by one of the bases that it may represent,
+  drawn with a fixed seed, and a warning reports it. Lowercase letters are read
+  as uppercase, and U is read as T.
 
   Attributes:
-    separator: 4 if each record is a document; a symbol of its own then follows
-      each. None if records follow each other.
+    separator: 4 if each record is a document, which then ends with this
+      symbol. None if records simply follow each other.
   """
 
   separator: int | None = None
@@ -52,23 +54,24 @@ class Fasta(codecs.Codec):
   symbols = ", ".join(BASES)
   suffix = ".fasta"
 
-  # An attribute of other codecs; here it depends on the separator.
+  # In other codecs, this is an attribute; here, it depends on the separator.
   @property
   def vocab_size(self) -> int:  # type: ignore[override]
     return len(BASES) + (self.separator is not None)
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """The symbols of a file: uint8, one for each base or end of a record.
+    """Returns the symbols of a file, uint8 [n].
 
-    See `Codec.decode`; letters are converted in place, in blocks.
+    There is one symbol for each base and each end of a record. See
+    `Codec.decode`.
     """
-    # Editors on Windows begin a file with this mark of UTF-8.
+    # Editors on Windows may begin a file with the byte-order mark of UTF-8.
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not IS_FASTA.match(data):
       other = files.kind(data) or ("other text" if data else "empty")
       raise ValueError(
-        f"{path} is not a FASTA file, but {other}; its first line must start"
-        " with >: add one or choose another data.name"
+        f"{path} is not a FASTA file, but {other}; add a first line that starts"
+        " with >, or set another data.name"
       )
 
     text = self._letters(data)
@@ -80,34 +83,39 @@ class Fasta(codecs.Codec):
       known=f"{BASES} and the ambiguous {ambiguous}",
     )
 
-    # A view of `text`: letters are replaced in place, without a copy
-    # of a genome.
+    # Replace letters in place through a view of `text`, because a copy of a
+    # genome would need much memory.
     symbols = np.frombuffer(text, np.uint8)
     blocks = np.array_split(symbols, 1 + len(symbols) // BLOCK)
     _draw_ambiguous(text, blocks, path)
 
-    # All letters are now bases or END: each becomes its index.
+    # All letters are now bases or END. Replace each by its index.
     table = codecs.letter_table(BASES + END)
     for block in blocks:
       block[:] = np.frombuffer(block.tobytes().translate(table), np.uint8)
     return symbols
 
   def _letters(self, data):
-    """The letters of all records; with documents, END after each."""
+    """Returns the letters of all records, each followed by END if documents."""
     end = b"" if self.separator is None else END.encode()
     mark = lambda line: end if line[0].startswith(b">") else b""
-    # Headers become END, and comments nothing, before line breaks are dropped.
+    # Replace headers by END and remove comments, before line breaks are
+    # removed.
     lines = NO_BASES.sub(mark, data.translate(UPPERCASE, b" \t\v\f"))
     text = bytearray(lines.translate(None, b"\r\n"))
-    # Headers come before records, and the separator after them.
+    # Headers precede records, but the separator must follow them. So move the
+    # first END to the end.
     del text[: len(end)]
     text += end
     return text
 
   def encode(self, sequences: codecs.Rows) -> bytes:
-    """The rows as records of 70 bases a line; a separator begins a new one."""
+    """Converts rows to records, with 70 bases per line.
+
+    A separator in a row begins a new record.
+    """
     lines = []
-    letters = f"{BASES}\n"  # a line break for the separator
+    letters = f"{BASES}\n"  # the separator becomes a line break
     for i, symbols in enumerate(sequences):
       text = "".join(letters[symbol] for symbol in symbols)
       records = text.rstrip("\n").split("\n")
@@ -120,9 +128,9 @@ class Fasta(codecs.Codec):
 
 
 def _draw_ambiguous(text, blocks, path):
-  """Replaces ambiguous letters in the blocks of a text by bases."""
-  # Letters in the order of AMBIGUOUS, and blocks in theirs: the same draws for
-  # the same file, whatever else is read.
+  """Replaces ambiguous letters in the blocks of a text by random bases."""
+  # Process letters in the order of AMBIGUOUS, and blocks in their order, so
+  # that draws depend only on the contents of the file.
   rng = np.random.RandomState(0)
   drawn = []
   for letter, bases in AMBIGUOUS.items():

@@ -1,4 +1,4 @@
-"""Files of data: which there are, and their contents, compressed or not."""
+"""Files of data: listing them, and reading them, compressed or not."""
 
 import bz2
 import contextlib
@@ -18,8 +18,9 @@ import numpy as np
 
 from sparse_transformer import atomic
 
-# Decompress all members of a file. Python's own functions for bz2 and xz
-# silently drop data after a member that do not begin another one.
+# Functions that decompress all members of a file. For bz2 and xz, Python's own
+# functions are not used, because they silently ignore invalid data after a
+# member.
 DECOMPRESS: Any = {
   ".gz": gzip.decompress,
   ".bz2": lambda data: _members(bz2.BZ2Decompressor, data),
@@ -27,17 +28,18 @@ DECOMPRESS: Any = {
 }
 # The number of bytes read at once.
 BLOCK = 2**24
-# The largest file read as a whole, in bytes; arrays can be mapped.
+# The size in bytes of the largest file that is read as a whole. Larger arrays
+# can be mapped into memory.
 LARGEST = 2**36
-# What other kinds of files begin with.
+# The first bytes of other kinds of files.
 KINDS = re.compile(
   rb"(?s)(?P<Zstandard>\x28\xb5\x2f\xfd)|(?P<tar>.{257}ustar)|(?P<Parquet>PAR1)"
   rb"|(?P<gzip>\x1f\x8b)|(?P<zip>PK\x03\x04)|(?P<UTF16>\xff\xfe|\xfe\xff)"
 )
-# Ends of the names that backups, downloads and other systems leave beside data,
-# and a table that `tokens.Tokens` reads.
+# Endings of names of files that are not data: those of backups, incomplete
+# downloads and operating systems, and the table that `tokens.Tokens` reads.
 NO_DATA = ("~", ".bak", ".part", "__MACOSX", "Thumbs.db", "token_bytes.npy")
-# The splits, by the names that files and folders give them.
+# {name of a file or folder: its split}.
 SPLIT_OF = {
   "train": "train",
   "training": "train",
@@ -48,19 +50,21 @@ SPLIT_OF = {
   "dev": "validation",
 }
 NAME = f"(?i:({'|'.join(SPLIT_OF)}))"
-# A split's name as a word of its own: "my-train.txt", but not "constrain.txt".
+# The name of a split as a whole word, as in "my-train.txt", but not in
+# "constrain.txt".
 WORD = re.compile(rf"(?<![a-zA-Z0-9]){NAME}(?![a-zA-Z])")
-# The topics that `warn` has shown.
+# The topics about which `warn` has already printed a warning.
 WARNED: set[str] = set()
 
 
 def warn(message: str, topic: str = "") -> None:
-  """Prints a warning on standard error, once in a process.
+  """Prints a warning on standard error, once per process.
 
   Args:
-    message: what is odd, and what follows from it.
-    topic: what the message is about, if only the first one about it is shown,
-      because thousands of files may be odd in the same way.
+    message: what is unusual, and its consequence.
+    topic: the topic of the message. Only the first message about a topic is
+      printed, because the same may apply to thousands of files. By default, the
+      message itself.
   """
   topic = topic or message
   if topic not in WARNED:
@@ -70,40 +74,47 @@ def warn(message: str, topic: str = "") -> None:
 
 @contextlib.contextmanager
 def blame(culprit: pathlib.Path | str) -> Iterator[None]:
-  """Raises an error of a library as a ValueError about a file.
+  """Converts errors of a library to a ValueError that names a file.
 
-  Errors of the system pass, but EINVAL comes from a position in the file.
+  Errors of the operating system are not converted, except EINVAL, which a
+  library causes by an invalid position in the file.
 
   Args:
-    culprit: what the error blames: the file or the folder that is read.
+    culprit: the file or folder that is read, which the error names.
   """
   try:
     yield
   except Exception as error:
-    # Errors of the system, such as of a full disk, say by themselves
-    # what is wrong.
+    # Errors of the operating system, such as that of a full disk, are clear by
+    # themselves.
     code = getattr(error, "errno", None)
     if code not in (None, errno.EINVAL) or isinstance(error, MemoryError):
       raise
 
     reason = " ".join(str(error).split()) or type(error).__name__
-    call = "its header has a call, such as np.int64(9): write a plain number"
-    reason = re.sub("malformed node or string.*", call, reason)  # of a .npy
+    # NumPy's error about the header of a .npy file is not clear by itself.
+    call = "its header has a call, such as np.int64(9); write a plain number"
+    reason = re.sub("malformed node or string.*", call, reason)
     raise ValueError(
-      f"{culprit} is damaged or truncated, or of a kind that is not read; get"
-      f" it again, or convert it: {reason}"
+      f"{culprit} is damaged or truncated, or its format is not supported; copy"
+      f" or download it again, or convert it: {reason}"
     ) from error
 
 
 def from_config(path: str) -> pathlib.Path:
-  """The path in a field of a config, where ~ is the home folder."""
+  """Returns the path in a config field, where ~ means the home folder."""
   return pathlib.Path(os.path.expanduser(path))
 
 
 def check_path(path: str) -> pathlib.Path:
-  """The path in `data.path`; raises FileNotFoundError if it does not exist."""
+  """Returns the path in `data.path`.
+
+  Raises FileNotFoundError if it is empty or does not exist.
+  """
   if not path:
-    raise FileNotFoundError("data.path is not set: name a file or a folder")
+    raise FileNotFoundError(
+      "data.path is not set; set it to a file or a folder"
+    )
   existing = from_config(path)
   if not existing.exists():
     raise FileNotFoundError(
@@ -114,50 +125,58 @@ def check_path(path: str) -> pathlib.Path:
 
 
 def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
-  """Warns if the files that a place joins have names of several splits."""
-  # Names of one split are fine: shards of a train split are cut by fractions.
+  """Warns if files that will be concatenated are named after several splits.
+
+  Args:
+    place: the folder or archive that contains them.
+    names: the names of the files.
+  """
+  # The name of a single split is fine, because shards of a train split may be
+  # divided by fractions.
   example_of = {}
   for name in names:
     for word in WORD.findall(name):
       example_of[SPLIT_OF[word.lower()]] = name
   if len(example_of) > 1:
     warn(
-      f"{place} has {', '.join(example_of.values())}, but is split by"
-      " data.fractions; in a folder, give them the names train, val and test"
+      f"{place} contains {', '.join(example_of.values())}, but is split by"
+      " data.fractions; to split by names, put them into a folder as train, val"
+      " and test"
     )
 
 
 def is_hidden(name: str) -> bool:
-  """Whether the name of a file or folder is not of data: .git, a.txt~."""
+  """Returns whether a name shows that it is not data, as .git or a.txt~."""
   return name.startswith(".") or name.endswith(NO_DATA)
 
 
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
-  """Whether a file has one of these suffixes; "" is any.
+  """Returns whether a file has one of these suffixes; "" means any suffix.
 
-  So has a compressed file, but not one that is there unpacked.
+  For a compressed file, the suffix before that of the compression counts. If
+  the uncompressed file exists, too, the compressed one is ignored.
   """
   suffix = path.suffix.lower()
   if suffix in (*DECOMPRESS, ".zip"):
-    # With a.txt and a.txt.gz in a folder, each text would count twice.
+    # If a folder contained a.txt and a.txt.gz, the text would be read twice.
     inner = path.with_suffix("")
     return not inner.exists() and has_suffix(inner, *suffixes)
   return "" in suffixes or suffix in suffixes
 
 
 def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
-  """Lists the file, or all files below a folder, in the order of paths.
+  """Lists a file, or all files below a folder, sorted by path.
 
   Args:
-    path: a file, of any suffix, or a folder.
-    *suffixes: see `has_suffix`.
+    path: a folder, or a file with any suffix.
+    *suffixes: the suffixes of files to list, see `has_suffix`.
 
   Raises:
-    FileNotFoundError: there are none.
+    FileNotFoundError: the folder contains no such file.
   """
   if not path.is_dir():
     return [path]
-  # The order in which a system lists files differs between machines.
+  # Sort, because operating systems list files in different orders.
   paths = sorted(x for x in below(path) if has_suffix(x, *suffixes))
   if not paths:
     ending = "" if "" in suffixes else f" that ends in {', '.join(suffixes)}"
@@ -168,20 +187,23 @@ def find(path: pathlib.Path, *suffixes: str) -> list[pathlib.Path]:
 
 
 def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """The files below a folder; links are followed, to each folder once."""
+  """Yields the files below a folder.
+
+  Links are followed, but each folder is visited only once.
+  """
 
   def fail(error):
     raise error
 
   visited = set()
   for parent, folders, names in os.walk(folder, True, fail, followlinks=True):
-    # A link to a folder above would never end.
+    # Otherwise, a link to a parent folder would cause an endless loop.
     real = os.path.realpath(parent)
     if real in visited:
       folders.clear()
       continue
     visited.add(real)
-    # os.walk descends into what is left in this list.
+    # os.walk descends only into the folders left in this list.
     folders[:] = sorted(x for x in folders if not is_hidden(x))
     for name in names:
       if not is_hidden(name):
@@ -189,51 +211,56 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 class Mapped(np.memmap):
-  """The array of a file, which must not become shorter than it was."""
+  """A memory-mapped file, whose file must not be truncated meanwhile."""
 
   def __getitem__(self, key: Any) -> Any:
     file: Any = self._mmap  # type: ignore[attr-defined]
-    if file and file.size() < len(file):  # reading on would end the process
+    # Reading beyond the end of the file would kill the process.
+    if file and file.size() < len(file):
       raise OSError(f"{self.filename} has become shorter since it was opened")
     return super().__getitem__(key)
 
 
 def map_array(path: pathlib.Path) -> np.ndarray:
-  """Maps the array in a .npy file, or the uint16 in any other, into memory.
+  """Maps the array in a .npy file, or any other file as uint16, into memory.
 
-  Raises ValueError if the file is not regular, is damaged, or has more than one
-  array; and OSError whenever it is found to have become shorter.
+  Raises ValueError if the file is not a regular file, is damaged, or contains
+  more than one array. If the file becomes shorter later, indexing the array
+  raises OSError.
   """
   size = atomic.size(path)
   with blame(path):
     if path.suffix.lower() != ".npy":
-      # The format of nanoGPT: nothing but tokens, little-endian
-      # on every machine.
+      # This is the format of nanoGPT: only tokens, little-endian on every
+      # machine.
       return np.memmap(path, "<u2", mode="r").view(Mapped)
     array = np.lib.format.open_memmap(path, mode="r")
-    # np.save may append to an open file, and NumPy reads the first array only.
+    # np.save can append arrays to an open file, but NumPy reads only the first.
     if rest := size - array.offset - array.nbytes:
       raise ValueError(
-        f"{rest:,} bytes follow its array; save one array in a file"
+        f"{rest:,} bytes follow its array; save only one array in a file"
       )
     return array.view(Mapped)
 
 
 def read(path: pathlib.Path) -> bytes:
-  """The `parts` of a file, joined."""
+  """Returns the `parts` of a file, concatenated."""
   return b"".join(parts(path))
 
 
 def parts(path: pathlib.Path) -> list[bytes]:
-  """The contents of a file, decompressed; of the files in a .zip, by name.
+  """Returns the decompressed contents of a file, as a list of one item.
 
-  Raises ValueError if the file is not regular, is damaged or is too large.
+  For a .zip file, the list has an item for each file in it, sorted by name.
+  Raises ValueError if the file is not a regular file, is damaged or is too
+  large.
   """
   size = atomic.size(path)
   if size > LARGEST:
     raise ValueError(
-      f"{path} has {size:,} bytes, more than {LARGEST:,}; set data.name to"
-      " tokens, which maps a .npy file of uint8 into memory"
+      f"{path} has {size:,} bytes, more than the limit of {LARGEST:,}; save the"
+      " data as a .npy file of uint8, and set data.name=tokens, which maps the"
+      " file into memory"
     )
 
   suffix = path.suffix.lower()
@@ -243,18 +270,20 @@ def parts(path: pathlib.Path) -> list[bytes]:
     if suffix not in DECOMPRESS:
       return [raw.read()]
     if not size:
-      raise ValueError("it is empty")  # libraries differ in this
+      # For an empty file, some libraries return b"" and others raise an error.
+      raise ValueError("it is empty")
     return [DECOMPRESS[suffix](raw.read())]
 
 
 def _read_zip(path, archive):
-  """The files in an archive, without hidden ones, in the order of names."""
-  # The order in an archive is that of its making.
+  """Returns the contents of the files in an archive, without hidden files."""
+  # Sort by name, because the order in an archive depends on how it was created.
   names: list[str] = []
   for name in sorted(archive.namelist()):
     if any(map(is_hidden, name.split("/"))):
       continue
-    if name in names[-1:]:  # a copy, or a later version
+    # One may be a copy or a later version of the other.
+    if name in names[-1:]:
       raise ValueError(f"two of its members are named {name}")
     names.append(name)
 
@@ -263,34 +292,33 @@ def _read_zip(path, archive):
 
 
 def _members(decompressor, data):
-  """The contents of all members of a bz2 or xz file, joined."""
+  """Returns the concatenated contents of all members of a bz2 or xz file."""
   contents = []
   while data:
-    # A file may consist of several members, as `cat a.xz b.xz` makes them.
+    # A file may consist of several members, as after `cat a.xz b.xz`.
     member = decompressor()
     contents.append(member.decompress(data))
     if not member.eof:
       raise EOFError("its last member is cut off")
     data = member.unused_data
-    if not data.strip(b"\0"):  # padding of .xz
+    if not data.strip(b"\0"):  # .xz files may be padded with zeros
       break
   return b"".join(contents)
 
 
 def kind(data: bytes) -> str:
-  """What the contents of a file have that text does not have, or ""."""
+  """Returns what shows that data are not text, such as "gzip data", or ""."""
   if match := KINDS.match(data):
     return f"{match.lastgroup} data"
   return "zero bytes" if b"\0" in data else ""
 
 
 def crc32(*paths: pathlib.Path) -> int:
-  """CRC-32 of the concatenated contents of files, as they are on the disk."""
+  """Returns the CRC-32 of the concatenated contents of files, as stored."""
   crc = 0
   for path in paths:
     with path.open("rb") as file:
-      # CRC-32 of parts in turn is that of the whole, which may
-      # exceed the memory.
+      # Update the CRC-32 block by block, because a file may not fit in memory.
       while block := file.read(BLOCK):
         crc = zlib.crc32(block, crc)
   return crc

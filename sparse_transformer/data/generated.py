@@ -1,4 +1,4 @@
-"""Generated data of known optimum that test how far back a network sees."""
+"""Generated data that test how far back a network sees. Optima are known."""
 
 import functools
 import math
@@ -7,16 +7,18 @@ import numpy as np
 
 from sparse_transformer.data.sources import ConfigDict, Images, register
 
-# About how many symbols a split has: 64 sequences of 4,096 are validated.
+# The approximate number of symbols in each split, such as 64 validation
+# sequences of 4,096 symbols.
 SIZES = {"train": 2**22, "validation": 2**18, "test": 2**18}
 
 
 @register("repeat", reads_path=False)
 def repeat(config: ConfigDict) -> Images:
-  """A block of random symbols, and copies of it to the end of the sequence.
+  """A block of random symbols, repeated to the end of the sequence.
 
-  A symbol of a copy is drawn anew with probability `noise`. Given the block,
-  the symbols of the copies are independent, so that the optimum is exact.
+  With probability `noise`, a symbol of a copy is replaced by a random symbol.
+  Given the block, the symbols of all copies are independent, so the optimal
+  loss is known exactly.
   """
   n = config.length
   period = config.period
@@ -26,33 +28,34 @@ def repeat(config: ConfigDict) -> Images:
 
   def generate(random, number):
     drawn = random.randint(symbols, size=(number, n), dtype=np.uint8)
-    # `noise` draws a symbol anew, which may be the same one by chance.
+    # A random symbol may equal the original one by chance.
     is_copy = random.rand(number, n) >= config.noise
     is_copy[:, :period] = False
     copied = drawn[:, np.arange(n) % period]
     return np.where(is_copy, copied, drawn)
 
-  # The probability that a copy is a given one of the other symbols.
+  # The probability that a copy is a particular other symbol.
   other = config.noise / symbols
   same = 1 - (symbols - 1) * other
   entropy = -same * math.log2(same)
   if other:
     entropy -= (symbols - 1) * other * math.log2(other)
-  # The block costs log2(symbols) each; a symbol of a copy, the entropy.
+  # Each symbol of the block costs log2(symbols) bits, and each symbol of a copy
+  # costs the entropy.
   bits = period * math.log2(symbols) + (n - period) * entropy
   return _source(config, symbols, bits, generate)
 
 
 @register("recall", reads_path=False)
 def recall(config: ConfigDict) -> Images:
-  """Pairs of key and value; blanks, 0; each key again, answered by its value.
+  """Key-value pairs, then blanks (0), then each key again with its value.
 
-  Multi-query associative recall (Arora et al. 2023, arXiv 2312.04927), with all
-  keys in random orders.
+  This is multi-query associative recall (Arora et al. 2023, arXiv 2312.04927)
+  with all keys, in random order both times.
   """
   n = config.length
   pairs = config.pairs
-  size = 2 * pairs  # of the pairs, and of the questions with answers
+  size = 2 * pairs  # symbols of all pairs, and of all questions with answers
   if 2 * size > n:
     raise ValueError(f"data.{pairs=} must be at most {n // 4}, data.length / 4")
 
@@ -71,21 +74,23 @@ def recall(config: ConfigDict) -> Images:
       part[:, 1::2] = 1 + pairs + answers
     return sequences
 
-  # Both orders of keys and all values are random: log2(pairs!) bits for each
-  # order, log2(pairs) for each value. Answers cost nothing.
+  # Both orders of keys and all values are random, so each order costs
+  # log2(pairs!) bits, and each value costs log2(pairs) bits. Answers cost
+  # nothing, because they are determined.
   bits_of_order = math.lgamma(pairs + 1) / math.log(2)
   bits = 2 * bits_of_order + pairs * math.log2(pairs)
   return _source(config, 1 + 2 * pairs, bits, generate)
 
 
 def _source(config, vocab_size, bits, generate):
-  """A source of gray images of generated symbols.
+  """Returns a source of gray images of generated symbols.
 
   Args:
     config: the `data` group of a config.
-    vocab_size: the number of symbols.
-    bits: what the best predictor loses on a sequence.
-    generate: maps a random state and a number to uint8 [number, length].
+    vocab_size: the number of distinct symbols.
+    bits: the expected loss of the optimal predictor on a sequence, in bits.
+    generate: a function of a random state and a number of sequences that
+      returns uint8 [number, length].
   """
   n = config.length
   columns = config.columns
@@ -100,7 +105,8 @@ def _source(config, vocab_size, bits, generate):
   @functools.cache
   def load():
     splits = {}
-    # A seed per split: validation must not repeat training.
+    # Use a different seed for each split, so that validation data differ from
+    # training data.
     for seed, (split, size) in enumerate(SIZES.items()):
       sequences = generate(np.random.RandomState(seed), max(1, size // n))
       splits[split] = sequences.reshape(-1, *shape)

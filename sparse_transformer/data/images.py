@@ -12,18 +12,19 @@ from sparse_transformer.data import files, splits
 from sparse_transformer.data.batches import Lazy, chosen
 from sparse_transformer.data.sources import ConfigDict, Images, register
 
-# Training images for validation, as in the released code of Jun et al. 2020.
+# The number of training images used for validation, as in the released code of
+# Jun et al. 2020.
 IMAGENET64_HELD_OUT = 50_000
-# The channels of a picture, by its mode.
+# The number of channels of a picture, by its mode.
 CHANNELS = {"L": 1, "RGB": 3}
 PICTURES = ".png", ".jpg", ".jpeg"
 
 
 @register("digits", reads_path=False)
 def digits(config: ConfigDict) -> Images:
-  """Gray 8x8 digits with 17 levels, bundled with scikit-learn.
+  """Gray 8x8 digits with 17 levels, which are part of scikit-learn.
 
-  Of 1,797 digits, 200 each are for validation and for the test.
+  Of 1,797 digits, 200 are used for validation and 200 for the test.
   """
 
   @functools.cache
@@ -39,20 +40,21 @@ def digits(config: ConfigDict) -> Images:
 
 
 def _order(number):
-  """A fixed order of images, for those whose own order means nothing.
+  """Returns a fixed random order, for images whose own order means nothing.
 
-  NumPy guarantees the same one in all versions for RandomState, not for
-  Generator (NEP 19): a held-out image must stay held out.
+  It uses RandomState, because NumPy guarantees the same order in all versions
+  only for RandomState, not for Generator (NEP 19). So a held-out image stays
+  held out.
   """
   return np.random.RandomState(0).permutation(number)
 
 
 @register("imagenet64")
 def imagenet64(config: ConfigDict) -> Images:
-  """ImageNet 64x64: train_64x64.npy and valid_64x64.npy in a folder.
+  """ImageNet 64x64, from train_64x64.npy and valid_64x64.npy in a folder.
 
-  Both are uint8 [images, 64, 64, 3]. The published validation set is the test
-  split; the last 50,000 training images are for validation.
+  Both files are uint8 [images, 64, 64, 3]. The published validation set is the
+  test split, and the last 50,000 training images are the validation split.
   """
   folder = files.from_config(config.path)
   paths = [folder / "train_64x64.npy", folder / "valid_64x64.npy"]
@@ -60,12 +62,12 @@ def imagenet64(config: ConfigDict) -> Images:
   @functools.cache
   def load():
     files.check_path(config.path)
-    # Mapped, since the training images take 16 GB.
+    # Map the files into memory, because the training images take 16 GB.
     train, test = map(_open_array, paths)
     if {train.shape[1:], test.shape[1:]} != {(64, 64, 3)}:
       raise ValueError(
-        f"{paths[0]} and {paths[1]} hold {train.shape} and {test.shape}, not"
-        " images of 64 x 64 x 3; for others, set data.name to images"
+        f"{paths[0]} and {paths[1]} contain {train.shape} and {test.shape}, not"
+        " images of 64 x 64 x 3; for other images, set data.name=images"
       )
     return {
       "train": train[:-IMAGENET64_HELD_OUT],
@@ -78,16 +80,17 @@ def imagenet64(config: ConfigDict) -> Images:
 
 @register("images")
 def any_images(config: ConfigDict) -> Images:
-  """PNG or JPEG files of one size in a folder, or the images of .npy files.
+  """PNG or JPEG files of equal size in a folder, or images in .npy files.
 
-  Unless names tell the splits, images are shuffled before they are cut: the
-  classes may be in turn. Clips are not, whose order is that of time.
+  Unless names define the splits, images are shuffled before they are split,
+  because they may be sorted by class. Clips are not shuffled, because their
+  order is that of time.
   """
   path = files.check_path(config.path)
   if path.is_file() and path.suffix.lower() != ".npy":
     raise ValueError(
-      f"{path} must be a folder of PNG or JPEG files, or a .npy file, to which"
-      " np.save writes an array of another kind of file"
+      f"{path} must be a folder of PNG or JPEG files, or a .npy file; convert"
+      " other files to an array, and write it with np.save"
     )
 
   if path.is_file() or _has_arrays(path):
@@ -99,9 +102,10 @@ def any_images(config: ConfigDict) -> Images:
 
 
 def _has_arrays(folder):
-  """Whether the images of a folder are in .npy files.
+  """Returns whether the images of a folder are read from .npy files.
 
-  They are if an array is named after a split, or if there is no picture.
+  They are if a .npy file is named after a split, or if there are .npy files but
+  no pictures.
   """
   if any(splits.FILE.fullmatch(x.name) for x in folder.glob("*.npy")):
     return True
@@ -110,33 +114,40 @@ def _has_arrays(folder):
 
 
 def _distinct(groups):
-  """The files of all splits, each once: two splits may have the same files."""
+  """Returns the files of all splits without duplicates.
+
+  Two splits may consist of the same files.
+  """
   return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
 
 
 def _of_arrays(groups, fractions):
-  """The images of .npy files.
+  """Returns the source of images in .npy files.
 
   Args:
-    groups: the files of each split that names tell, see `splits.listed`.
-    fractions: those of the three splits, for what names do not tell.
+    groups: the files of each split that names define, see `splits.listed`.
+    fractions: the fractions of the three splits, for splits that names do not
+      define.
 
-  Raises ValueError if a file does not hold images, or sizes differ.
+  Raises ValueError if a file does not contain images, or if sizes differ.
   """
   arrays = {path: _open_array(path) for path in _distinct(groups)}
 
   shape, *different = {array.shape[1:] for array in arrays.values()}
   if different:
     names = ", ".join(map(str, arrays))
-    raise ValueError(f"{names} have images of different sizes; give them one")
+    raise ValueError(
+      f"{names} contain images of different sizes; convert them to one size"
+    )
 
   images = {}
   for split, paths in groups.items():
     of_split = [arrays[path] for path in paths]
-    # One array stays mapped.
+    # A single array stays memory-mapped.
     images[split] = of_split[0] if len(paths) == 1 else np.concatenate(of_split)
 
-  # `frames` tells how to divide images, so `parts` is made after the source.
+  # How images are divided depends on `frames` of the source, so create the
+  # source before `parts`.
   source = Images(
     shape=shape,
     vocab_size=256,
@@ -148,26 +159,28 @@ def _of_arrays(groups, fractions):
 
 
 def _of_pictures(groups, fractions):
-  """The images of PNG and JPEG files.
+  """Returns the source of images in PNG and JPEG files.
 
-  Only the first is opened at once; `load` checks the others, which may take
+  Only the first file is opened here. `load` checks all files, which may take
   minutes.
 
   Args:
-    groups: the files of each split that folders tell, see `splits.listed`.
-    fractions: those of the three splits, for what folders do not tell.
+    groups: the files of each split that folders define, see `splits.listed`.
+    fractions: the fractions of the three splits, for splits that folders do not
+      define.
   """
   paths = _distinct(groups)
   shape = _geometry(paths[0])
   parts = _divide(groups, fractions)
-  # Gray pictures among colored ones are converted.
+  # If the first picture is in color, gray pictures are converted.
   mode = "L" if shape[2] == 1 else "RGB"
 
   @functools.cache
   def load():
     for path in paths:
       _check_geometry(path, paths[0], shape)
-    # Here, each picture has been opened once, and Pillow's doubts told.
+    # Each picture has been opened once, and Pillow's warnings reported. Do not
+    # repeat them.
     warnings.filterwarnings("ignore", module="PIL")
     return {split: of_files(x) for split, x in parts.items()}
 
@@ -178,10 +191,10 @@ def _of_pictures(groups, fractions):
 
 
 def _divide(groups, fractions, frames=1):
-  """Cuts the splits that names do not tell out of images in a fixed order.
+  """Divides images into the splits that names do not define.
 
-  Images are shuffled, since files may be sorted by class. Clips stay in order
-  of time.
+  Images are shuffled in a fixed order, because files may be sorted by class.
+  Clips stay in the order of time.
   """
   if "validation" in groups:
     return groups
@@ -190,14 +203,15 @@ def _divide(groups, fractions, frames=1):
   images = groups[whole]
   order = _order(len(images))
   if frames > 1:
-    # Sorted again, the permutation is 0, 1, ...: the order of time.
+    # Undo the shuffle, to keep the order of time.
     order.sort()
     files.warn(
-      f"clips of {frames} frames are split in their order, as of time; for"
-      " other splits, name files train.npy, val.npy and test.npy"
+      f"clips of {frames} frames are split in their order, which is taken for"
+      " that of time; for other splits, name files train.npy, val.npy and"
+      " test.npy"
     )
 
-  # Numbers are divided in place of images, which need not be in memory.
+  # Divide indices instead of images, because images may not fit in memory.
   parts = splits.divide({**groups, whole: order}, fractions, "images")
   for split, numbers in parts.items():
     if split == whole or split not in groups:
@@ -207,20 +221,21 @@ def _divide(groups, fractions, frames=1):
 
 @contextlib.contextmanager
 def _opened(path):
-  """A picture as stored, and the EXIF orientation that its header tells."""
+  """Yields a picture as stored, and the EXIF orientation in its header."""
   import PIL.ExifTags
   import PIL.Image
 
-  atomic.size(path)  # a pipe would never end
+  atomic.size(path)  # raises ValueError for a pipe, which might never end
   with files.blame(path), PIL.Image.open(path) as image:
-    # In other files, the tag may be behind the pixels, which would be decoded.
+    # In other formats, the tag may follow the pixels, and reading it would
+    # decode them.
     is_photo = image.format in ("JPEG", "MPO") or "exif" in image.info
     tags = image.getexif() if is_photo else {}
     yield image, tags.get(PIL.ExifTags.Base.Orientation, 1)
 
 
 def _pixels(path, mode):
-  """The pixels of a picture, turned as its camera was held."""
+  """Returns the pixels of a picture, rotated by its EXIF orientation."""
   import PIL.ImageOps
 
   with _opened(path) as (image, orientation):
@@ -230,7 +245,7 @@ def _pixels(path, mode):
 
 
 def _geometry(path):
-  """(rows, columns, channels) of a picture, turned as its camera was held."""
+  """Returns (rows, columns, channels) of a picture, rotated by orientation."""
   with warnings.catch_warnings(record=True) as doubts:
     warnings.simplefilter("always")
     with _opened(path) as (image, orientation):
@@ -241,25 +256,30 @@ def _geometry(path):
 
   if mode not in CHANNELS:
     raise ValueError(
-      f"{path} has the color mode {mode}; convert it to RGB or gray of 8 bits"
+      f"{path} has the color mode {mode}; convert it to 8-bit RGB or 8-bit gray"
     )
-  if orientation in (5, 6, 7, 8):  # on its side
+  if orientation in (5, 6, 7, 8):  # rotated by 90 degrees
     rows, columns = columns, rows
   return rows, columns, CHANNELS[mode]
 
 
 def _mode(image):
-  """The mode of a picture, and what Pillow would drop when it converts it."""
+  """Returns the mode of a picture.
+
+  The mode is marked if Pillow would lose something on conversion: transparency,
+  16-bit levels, or further frames.
+  """
   mode = image.mode
   if "transparency" in image.info:
     mode += "A"
-  # Pillow opens RGB of 16 bits as 8, and only this argument of
-  # its decoder tells.
+  # Pillow opens 16-bit RGB as 8-bit RGB. Only this argument of its decoder
+  # shows it.
   tiles = [tile[3] for tile in getattr(image, "tile", ())]
   if mode == "RGB" and ";16" in str(tiles):
     mode += ";16"
   number = getattr(image, "n_frames", 1)
-  if number > 1 and image.format != "MPO":  # a phone's, which has a small copy
+  # MPO files of phones contain an additional small copy, which can be ignored.
+  if number > 1 and image.format != "MPO":
     mode += f", {number} times"
   return mode
 
@@ -267,11 +287,11 @@ def _mode(image):
 def _check_geometry(path, first, shape):
   """Raises ValueError if a picture does not have the shape of the first one."""
   size = _geometry(path)
-  # Gray pictures may be among others.
+  # Among color pictures, there may be gray ones.
   if size[:2] != shape[:2] or size[2] > shape[2]:
     raise ValueError(
       f"{path} has (rows, columns, channels) = {size}, but {first} has"
-      f" {shape}; all images must have one size: convert or remove it"
+      f" {shape}; all images must have the same size; convert or remove it"
     )
 
 
@@ -279,18 +299,18 @@ def _open_array(path):
   """Maps a .npy file of images, uint8 [number, rows, columns, channels]."""
   array = files.map_array(path)
   shape = array.shape
-  # Channels come last, or are planes.
+  # An axis of 1, 3 or 4 is that of channels, either last or as planes.
   is_gray = array.ndim == 3 and not {1, 3, 4} & set(shape[1:])
   if is_gray:
     array = array[..., np.newaxis]
   are_images = array.ndim == 4 and array.shape[3] in (1, 3) and array.size
   if array.dtype != np.uint8 or not are_images:
     raise ValueError(
-      f"{path} holds {array.dtype} {shape}; images must be uint8 (number, rows,"
-      " columns), where rows and columns are not 1, 3 or 4, or (number, rows,"
-      " columns, 1 or 3 channels): of one, save x[None]; of flat pixels,"
-      " x.reshape(-1, rows, columns, 3); of planes, as CIFAR-10 and ImageNet"
-      " 64x64 are published,"
+      f"{path} contains {array.dtype} {shape}; images must be uint8 (number,"
+      " rows, columns), where rows and columns are not 1, 3 or 4, or (number,"
+      " rows, columns, 1 or 3 channels); for a single image, save x[None]; for"
+      " flat pixels, save x.reshape(-1, rows, columns, 3); for planes, as"
+      " CIFAR-10 and ImageNet 64x64 are published, save"
       " x.reshape(-1, 3, rows, columns).transpose(0, 2, 3, 1)"
     )
 
@@ -298,6 +318,6 @@ def _open_array(path):
     number, rows, columns = shape
     files.warn(
       f"{path}: read as {number:,} gray images of {rows:,} x {columns:,}; if"
-      " its last axis counts them, save np.moveaxis(x, -1, 0)"
+      " the last axis is that of images, save np.moveaxis(x, -1, 0)"
     )
   return array

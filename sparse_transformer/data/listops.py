@@ -1,7 +1,7 @@
-"""ListOps: nested operations on lists of digits, labelled with their value.
+"""ListOps: nested operations on lists of digits, labelled with their values.
 
-Nangia and Bowman 2018, arXiv 1804.06028; depth and arguments as in Long Range
-Arena (Tay et al. 2020, arXiv 2011.04006).
+Source: Nangia and Bowman 2018, arXiv 1804.06028. The depth and the number of
+arguments are those of Long Range Arena (Tay et al. 2020, arXiv 2011.04006).
 """
 
 import functools
@@ -27,16 +27,17 @@ OPERATORS: dict[str, Callable[[list[int]], int]] = {
   "[MED": lambda values: int(statistics.median(values)),  # rounded down
   "[SM": lambda values: sum(values) % 10,
 }
-# What the symbols 0, 1, ... stand for; 0 is padding.
+# The meanings of the symbols 0, 1, ...; 0 is padding.
 SYMBOLS = (" ", *"0123456789", *OPERATORS, "]")
-# The depth of the tree, with its digits.
+# The maximum depth of the tree, including its digits.
 DEPTH = 10
-# The arguments of an operation, at most.
+# The maximum number of arguments of an operation.
 MOST = 10
 # The probability that an argument is an operation.
 NESTED = 0.25
-# Expressions are drawn until the length fits. The first must be found within
-# `DRAWS`, so that later ones are found within a hundred times as many.
+# Expressions are drawn until one has a suitable length. The first expression
+# must be found within `DRAWS` draws. Then later ones are almost certainly found
+# within 100 times as many.
 DRAWS = 20_000
 
 
@@ -44,14 +45,14 @@ DRAWS = 20_000
 def listops(config: ConfigDict) -> Sequences:
   """Expressions of `data.length / 4` to `data.length` symbols.
 
-  For example [MAX 2 9 [MIN 4 7 ] 0 ], with the label 9. Splits have
-  `data.sizes` examples.
+  An example is [MAX 2 9 [MIN 4 7 ] 0 ], with the label 9. `data.sizes` sets the
+  number of examples in each split.
 
-  Raises ValueError if expressions of such lengths are too rare.
+  Raises ValueError if expressions of these lengths are too rare.
   """
   n = config.length
   find = functools.partial(example, n // 4, n)
-  # Fails at once if data.length is so odd that expressions are hardly found.
+  # This raises an error at once if expressions of this length are too rare.
   find("train", 0, draws=DRAWS)
   splits = {
     split: Lazy(size, functools.partial(find, split))
@@ -69,8 +70,11 @@ def listops(config: ConfigDict) -> Sequences:
 
 class _Expressions(Sequences):
   def digest(self) -> Digest:
-    """The digest of the first examples: reading all would take minutes."""
-    # Examples are functions of their index, and the sizes are in the digest.
+    """Returns a description of the data with a checksum of the first examples.
+
+    The first example of each split suffices, because examples depend only on
+    the split and the index. Generating all examples would take minutes.
+    """
     first = b"".join(bytes(self.examples(split)[0]) for split in SPLITS)
     sizes = self.sizes()
     crc = zlib.crc32(first)
@@ -80,23 +84,26 @@ class _Expressions(Sequences):
 def example(
   least: int, most: int, split: str, index: int, draws: int = 100 * DRAWS
 ) -> tuple[np.ndarray, int]:
-  """A random expression and its value, a function of the arguments alone.
+  """Returns a random expression and its value.
+
+  The result depends only on the arguments.
 
   Args:
-    least: the fewest symbols.
-    most: the most symbols.
-    split: distinguishes examples with the same index.
-    index: of the example.
-    draws: how many expressions are tried at most.
+    least: the minimum number of symbols.
+    most: the maximum number of symbols.
+    split: the split, which makes examples with the same index differ.
+    index: the index of the example.
+    draws: the maximum number of expressions to draw.
 
   Returns:
-    Indices into `SYMBOLS`, uint8 [from `least` to `most`]; the value, from 0 to
-    9.
+    (symbols, value): indices into `SYMBOLS`, uint8 [n] with n from `least` to
+    `most`; and the value, from 0 to 9.
 
   Raises:
-    ValueError: none of `draws` random expressions has such a length.
+    ValueError: none of `draws` random expressions has a suitable length.
   """
-  # Its `random` has the same results in all versions, unlike `randrange`.
+  # Use the method `random`, whose results are the same in all versions of
+  # Python, unlike those of `randrange`.
   draw = random.Random(f"0 {split} {index}").random
   for _ in range(draws):
     symbols: list[int] = []
@@ -114,13 +121,14 @@ def _append(symbols, most, draw, depth):
   """Appends a random expression to the symbols, and returns its value.
 
   Args:
-    symbols: indices into `SYMBOLS`, to which others are appended.
-    most: beyond so many symbols, it stops early; the value is then wrong.
-    draw: returns a random number in [0, 1).
-    depth: of the expression in the tree, from 1.
+    symbols: indices into `SYMBOLS`, to which the expression is appended.
+    most: the maximum number of symbols. If there are more, it stops early, and
+      the value is wrong.
+    draw: a function that returns a random number in [0, 1).
+    depth: the depth of the expression in the tree, counted from 1.
   """
   if len(symbols) > most:
-    return 0  # all is drawn again
+    return 0  # the caller discards the expression
   if depth == DEPTH or draw() >= NESTED:
     value = int(10 * draw())
     symbols.append(1 + value)
@@ -128,7 +136,7 @@ def _append(symbols, most, draw, depth):
 
   name = list(OPERATORS)[int(len(OPERATORS) * draw())]
   symbols.append(SYMBOLS.index(name))
-  # From 2 to MOST arguments, each as likely.
+  # Draw the number of arguments uniformly from 2 to MOST.
   count = 2 + int((MOST - 1) * draw())
   values = [_append(symbols, most, draw, depth + 1) for _ in range(count)]
   symbols.append(SYMBOLS.index("]"))

@@ -1,4 +1,4 @@
-"""Scans: orders in which images are generated, by labels: Jun et al. 2020."""
+"""Scans: labelled orders in which images are generated (Jun et al. 2020)."""
 
 import dataclasses
 import functools
@@ -13,22 +13,22 @@ import numpy as np
 from sparse_transformer.data.arrangements import ARRANGEMENTS, Arrangement
 
 RANDOM = re.compile("random:([2-9]|[1-9][0-9])")
-# The seed of random scans, as in the released code.
+# The seed of random scans, which is that of the released code.
 SEED = 42
 
 
 @dataclasses.dataclass(frozen=True)
 class Scans(Arrangement):
-  """Orders of images. A scan has one label for each name.
+  """Orders in which images are read. A scan has one label for each name.
 
   Attributes:
-    names: keys of `KINDS`, or random:K for K fixed scans; at least one.
-    shape: of images: (rows, columns, channels).
-    tables: by name, the places of positions in the image, int32 [labels, n];
-      label 0 is the image as it is.
+    names: keys of `KINDS`, or random:K for K fixed scans; at least one name.
+    shape: the shape of images, (rows, columns, channels).
+    tables: {name: table}. Row `label` of a table, int32 [labels, n], lists the
+      index in the image of each position. Label 0 is the image's own order.
 
   Raises:
-    ValueError: a name is unknown, or images of this shape have no such scans.
+    ValueError: a name is unknown, or does not apply to images of this shape.
   """
 
   names: tuple[str, ...]
@@ -37,60 +37,64 @@ class Scans(Arrangement):
 
   def __post_init__(self) -> None:
     places = np.arange(math.prod(self.shape), dtype=np.int32)
-    # An image whose levels are its own places: turning it turns the table.
+    # Create an image whose levels are its own indices. Applying a scan to it
+    # then gives the table of the scan.
     image = places.reshape(self.shape)
     tables = {name: _table(name, image) for name in self.names}
-    # The class is frozen, but its tables follow from its fields.
+    # The class is frozen, but setting this is safe, because the tables are
+    # determined by the fields.
     object.__setattr__(self, "tables", tables)
 
   def __len__(self) -> int:
     return len(self.names)
 
   def draw(self, *seed: int) -> tuple[int, ...]:
-    # NumPy guarantees the same words in all versions.
+    # NumPy guarantees that the words are the same in all versions.
     words = np.random.SeedSequence(seed).generate_state(len(self))
     numbers = [len(table) for table in self.tables.values()]
-    # Words have 32 bits, so that the remainder favors no label noticeably.
+    # Words have 32 bits, so remainders are very nearly uniform.
     return tuple(words % numbers)
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """Returns the labels of a scan, 0 for kinds that no word names.
+    """Returns the labels of a scan. The label of a name not given is 0.
 
     Args:
-      words: NAME=LABEL, at most one for each kind.
+      words: items NAME=LABEL, at most one per name.
 
     Raises:
-      ValueError: there is no such name or label.
+      ValueError: the name or the label does not exist.
     """
     allowed = {name: len(table) for name, table in self.tables.items()}
     known = "".join(f"{k}=0 to {x - 1}, " for k, x in allowed.items())
     labels = dict.fromkeys(self.names, 0)
     for word in words:
       name, _, label = word.rpartition("=")
-      # Taken out, so that a second label of the same kind is unknown.
+      # Remove the name, so that a second label for it raises an error.
       numbers = range(allowed.pop(name, 0))
       if label not in map(str, numbers):
         raise ValueError(
-          f"--order={word} must be of data.orders: {known}each once"
+          f"--order={word} must be one of data.orders: {known}each at most once"
         )
       labels[name] = int(label)
     return tuple(labels.values())
 
   def places(self, order_labels_BO: Any, xp: Any = np) -> Any:
-    """The places of positions in the image.
+    """Returns the index in the image of each position in a scan.
 
     Args:
-      order_labels_BO: one label of each of the O kinds of `data.orders`.
+      order_labels_BO: for each row, the O labels of a scan, one for each of
+        `data.orders`.
       xp: the module to compute with, NumPy or jax.numpy.
 
     Returns:
-      int32 [B, n]: position i of a row has the symbol of that place.
+      int32 [B, n]. Position i of a scan is the symbol at index [b, i] of the
+      image.
     """
     chosen = []
     for k, table in enumerate(self.tables.values()):
       labels_B = order_labels_BO[:, k]
       chosen.append(xp.asarray(table)[labels_B])
-    # One scan after another.
+    # Compose the permutations.
     compose = functools.partial(xp.take_along_axis, axis=1)
     return functools.reduce(compose, chosen)
 
@@ -109,34 +113,34 @@ ARRANGEMENTS.append(Scans)
 
 
 def _table(name, image):
-  """The places of positions in an image, int32 [labels, n]."""
+  """Returns the table of a name, int32 [labels, n], see `Scans.tables`."""
   try:
     match = RANDOM.fullmatch(name)
     scans = _random(image, int(match[1])) if match else KINDS[name](image)
     return np.stack(scans).reshape(-1, image.size)
   except (KeyError, ValueError, IndexError):
     raise ValueError(
-      f"data.orders: images of {image.shape} have no {name!r}; there are"
-      f" {', '.join(KINDS)} and random:2 to random:99, of squares, of 3 colors"
-      " or of even sizes"
+      f"data.orders: images of {image.shape} have no order {name!r}; orders are"
+      f" {', '.join(KINDS)} and random:2 to random:99, some of which require"
+      " square images, 3 colors or even sizes"
     ) from None
 
 
-# Each function returns an image in all scans of a kind, first as it is.
+# Each function returns an image in all scans of a kind; the first is unchanged.
 
 
 def _rotations(image):
-  """An image turned clockwise by 0, 90, 180 and 270 degrees."""
+  """Returns an image rotated clockwise by 0, 90, 180 and 270 degrees."""
   return [np.rot90(image, turns, (1, 0)) for turns in range(4)]
 
 
 def _colors(image):
-  """An image with its 3 channels in all 6 orders."""
+  """Returns an image with its 3 channels in all 6 orders."""
   return [image[..., list(x)] for x in itertools.permutations((0, 1, 2))]
 
 
 def _puzzles(image):
-  """An image with its 4 quarters in all 24 orders."""
+  """Returns an image with its 4 quarters in all 24 orders."""
   quarters = []
   for half in np.split(image, 2):
     quarters += np.split(half, 2, axis=1)
@@ -150,7 +154,7 @@ def _puzzles(image):
 
 
 def _random(image, number):
-  """An image in its own order, and in `number` - 1 random ones."""
+  """Returns an image in its own order and in `number` - 1 random orders."""
   rng = np.random.RandomState(SEED)
   # Released networks were trained with these draws.
   scans = [image.reshape(-1)]
@@ -161,12 +165,12 @@ def _random(image, number):
 
 
 def _transposition(image):
-  """An image, and with its rows as columns."""
+  """Returns an image and its transpose."""
   return [image, image.swapaxes(0, 1)]
 
 
 def _reversal(image):
-  """An image, and from its last pixel to its first."""
+  """Returns an image, and the image with its pixels in reverse order."""
   return [image, image[::-1, ::-1]]
 
 

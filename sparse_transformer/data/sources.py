@@ -1,4 +1,7 @@
-"""Kinds of sources, which load data when a split is first used; their names."""
+"""Kinds of data sources, and their registry.
+
+A source loads data when one of its splits is first used.
+"""
 
 import dataclasses
 import math
@@ -16,14 +19,15 @@ from sparse_transformer.data.batches import Lazy
 from sparse_transformer.data.codecs import Codec
 from sparse_transformer.data.splits import SPLITS
 
-# The class is in ml_collections, which only commands need.
+# The class is part of ml_collections, which only commands need.
 ConfigDict = Any
 # The data of each split.
 Splits = Mapping[str, Any]
 Files = Callable[[], Sequence[pathlib.Path]] | None
-# Numbers and a checksum; "splits" has the size of each split.
+# A description of data: sizes and a checksum. "splits" is the size of each
+# split.
 Digest = dict[str, int | str | list[int]]
-# Tokens, and which of them are scored.
+# (tokens, whether each is scored).
 Window = tuple[np.ndarray, np.ndarray]
 
 
@@ -31,17 +35,20 @@ class _Data:
   """What all sources have in common."""
 
   load: Callable[[], Splits]
-  classes: tuple[str, ...]  # names of labels, if examples have them
-  separator: int | None = None  # the symbol after each document, if any
+  classes: tuple[str, ...]  # the names of labels; () if there are none
+  separator: int | None = None  # the symbol after each document, or None
   arrangement = Arrangement()
 
   def sizes(self) -> list[int]:
-    """The size of each of `SPLITS`: in examples or, of a stream, in symbols."""
+    """Returns the size of each of `SPLITS`, in examples.
+
+    For a stream, sizes are in symbols.
+    """
     data = self.load()
     return [len(data[split]) for split in SPLITS]
 
   def _split(self, split: str) -> Any:
-    """The data of a split; ValueError if it is empty or unknown."""
+    """Returns the data of a split; raises ValueError if empty or unknown."""
     if split not in SPLITS:
       raise ValueError(f"unknown {split=}; known: {', '.join(SPLITS)}")
 
@@ -52,25 +59,27 @@ class _Data:
 
 
 class _Apart(_Data):
-  """What sources have in common if examples are scored one by one."""
+  """The base class of sources whose examples are scored separately."""
 
-  noun: str  # in digests of checkpoints
-  files: Files = None  # those of all splits; ValueError if one is damaged
+  noun: str  # how checkpoints and error messages refer to examples
+  files: Files = None  # returns the files of all splits, see `Images`
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The examples of a split as rows."""
+    """Returns the examples of a split as rows."""
     raise NotImplementedError
 
   def digest(self) -> Digest:
-    """What tells these data from others, for checkpoints.
+    """Returns a description that identifies these data, for checkpoints.
 
-    It has numbers of examples, and a CRC-32 of the names of classes together
-    with the files or, without files, the examples.
+    It includes the numbers of examples and a checksum, which combines the
+    CRC-32 of the names of classes with that of the files or, without files, of
+    the examples.
     """
-    # Labels are numbers of classes: other names, sorted otherwise, change them.
+    # Include the names of classes, because labels are indices of the sorted
+    # names.
     crc = zlib.crc32(os.fsencode("\n".join(self.classes)))
     if self.files:
-      # As stored, which is much faster than decoding all images.
+      # Read files as stored, which is much faster than decoding all images.
       crc ^= files_lib.crc32(*self.files())
     else:
       for split in SPLITS:
@@ -81,20 +90,22 @@ class _Apart(_Data):
     return {self.noun: sizes[0], "splits": sizes, "crc32": f"{crc:08x}"}
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """What is scored of a split, one pair for each example.
+    """Returns the windows to score in a split, one per example.
 
     Args:
       split: one of `SPLITS`.
-      min_context: must be 0, as no example continues another.
+      min_context: must be 0, because no example continues another.
 
     Returns:
-      Pairs (row, scored): see `examples`; bool, [1] for its label if there are
-      classes, otherwise of the row's shape, for its symbols.
+      Pairs (row, is scored). For the row, see `examples`. If there are classes,
+      only the label is scored, bool [1]; otherwise, all symbols are, bool of
+      the shape of the row.
     """
     if min_context:
       what = "labels" if self.classes else self.noun
       raise ValueError(
-        f"{min_context=} must be 0 for {what}: each is scored separately"
+        f"{min_context=} must be 0 for {what}, each of which is scored"
+        " separately"
       )
 
     rows = self.examples(split)
@@ -107,9 +118,10 @@ class _Apart(_Data):
 
 
 def count_frames(shape: tuple[int, int, int]) -> int:
-  """Frames of a gray clip, at least 4 squares from the top down; else 1.
+  """Returns the number of frames of a clip; 1 for an image.
 
-  A tall gray image is taken for square frames below each other.
+  A gray image that consists of at least 4 squares below each other is a clip,
+  and each square is a frame.
 
   Args:
     shape: (rows, columns, channels).
@@ -121,17 +133,18 @@ def count_frames(shape: tuple[int, int, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Images(_Apart):
-  """Images as sequences: row by row, the channels of a pixel innermost.
+  """Images as sequences, row by row, with the channels of a pixel innermost.
 
   Attributes:
     shape: (rows, columns, channels).
     vocab_size: the number of levels of a channel.
-    load: returns images of this shape, uint8, of each split, from a cache.
-    files: returns the files of all splits; ValueError if one is damaged.
-    unit: of losses.
-    symbols: what symbols stand for, in order.
-    optimum: the expected loss of the best predictor, if known.
-    arrangement: the order in which images are generated.
+    load: returns {split: uint8 images of this shape}. It must cache its result.
+    files: returns the files of all splits, or raises ValueError if a file is
+      damaged. None if the data are not read from files.
+    unit: the unit of losses.
+    symbols: describes what the symbols mean, in order.
+    optimum: the expected loss of the optimal predictor, or None if unknown.
+    arrangement: the orders in which images are generated.
   """
 
   shape: tuple[int, int, int]
@@ -147,16 +160,16 @@ class Images(_Apart):
 
   @property
   def length(self) -> int:
-    """Symbols of an image."""
+    """The number of symbols of an image."""
     return math.prod(self.shape)
 
   @property
   def frames(self) -> int:
-    """Frames of a clip, see `count_frames`; 1 for an image."""
+    """The number of frames of a clip, see `count_frames`; 1 for an image."""
     return count_frames(self.shape)
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The images of a split, each as uint8 [length]."""
+    """Returns the images of a split, each as uint8 [length]."""
     images = self._split(split)
     return Lazy(len(images), lambda i: images[i].reshape(self.length))
 
@@ -166,14 +179,14 @@ class Sequences(_Apart):
   """Sequences of up to `length` symbols, each with a label.
 
   Attributes:
-    length: the most symbols of an example.
+    length: the maximum number of symbols of an example.
     shape: the sizes of the axes of positions, see `Stream.shape`.
-    vocab_size: the number of symbols.
+    vocab_size: the number of distinct symbols.
     classes: the names of the labels 0, 1, ...
-    load: returns (symbols [n], label) of each example of each split, from a
-      cache.
-    files: returns the files of all splits; ValueError if one is damaged.
-    symbols: what symbols stand for, in order.
+    load: returns {split: examples}, where an example is (symbols [n], label).
+      It must cache its result.
+    files: returns the files of all splits, see `Images`.
+    symbols: describes what the symbols mean, in order.
   """
 
   length: int
@@ -187,14 +200,14 @@ class Sequences(_Apart):
   unit = "bits/label"
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The examples of a split as rows of integers.
+    """Returns the examples of a split as rows of integers [length + 2].
 
-    A row is [length + 2]: the symbols, zeros up to the length, the label, the
+    A row consists of the symbols, zeros up to `length`, the label, and the
     number of symbols.
 
     Raises:
-      ValueError: when an example is read that has no symbols, too many, or an
-        unknown label.
+      ValueError: an example has no symbols, too many symbols, or an unknown
+        label. It is raised when this example is read.
     """
     examples = self._split(split)
 
@@ -204,16 +217,17 @@ class Sequences(_Apart):
       if not (0 <= label < number and 1 <= len(symbols) <= self.length):
         raise ValueError(
           f"example {i} of {split} has {len(symbols)} symbols and {label=}; it"
-          f" must have 1 to {self.length:,} symbols and a label below {number}"
+          f" must have 1 to {self.length:,} symbols and a label from 0 to"
+          f" {number - 1}"
         )
       return self._row(symbols, label)
 
     return Lazy(len(examples), row)
 
   def _row(self, symbols, label):
-    """Lays out an example as `examples` describes, in the smallest dtype."""
+    """Returns the row of an example, see `examples`, in the smallest dtype."""
     number = len(symbols)
-    # One array holds all, so that batches of examples are batches of arrays.
+    # Use one array for everything, so that a batch is one array, too.
     largest = max(self.vocab_size - 1, self.length, len(self.classes) - 1)
     dtype = np.min_scalar_type(largest)
     row = np.zeros(self.length + 2, dtype)
@@ -228,11 +242,11 @@ class Stream(_Data):
 
   Attributes:
     length: the number of symbols in a sequence.
-    columns: those of a table in which each position has a row and a column, by
-      which it is embedded.
-    load: returns the symbols of each split, uint8, uint16 or uint32 [n], or
-      `streams.Joined`, from a cache.
-    codec: what made them of files, and makes files of samples.
+    columns: the number of columns of the grid used to embed positions: each
+      position is embedded by its row and its column.
+    load: returns {split: symbols}, which are uint8, uint16 or uint32 [n], or
+      `streams.Joined`. It must cache its result.
+    codec: the codec that reads data files and writes files of samples.
   """
 
   length: int
@@ -248,13 +262,13 @@ class Stream(_Data):
 
   @property
   def shape(self) -> tuple[int, int]:
-    """Rows and columns of the table that positions are embedded by."""
+    """The rows and columns of the grid used to embed positions."""
     return -(-self.length // self.columns), self.columns
 
   def examples(self, split: str) -> Lazy[np.ndarray]:
-    """The sequences that start at each symbol of a split, each [length].
+    """Returns the sequences [length] that start at each symbol of a split.
 
-    Raises ValueError if the split is shorter than one.
+    Raises ValueError if the split is shorter than a sequence.
     """
     data = self._split(split)
     if len(data) < self.length:
@@ -264,14 +278,22 @@ class Stream(_Data):
         " a smaller data.length"
       )
 
-    # Windows at each symbol, not at multiples of the length: a network sees
-    # each symbol at each position.
+    # Sequences start at every symbol, not only at multiples of the length, so
+    # that a network sees each symbol at each position.
     size = len(data) - self.length + 1
     return Lazy(size, lambda i: np.asarray(data[i : i + self.length]))
 
   def num_bytes(self, split: str, size: int) -> int | None:
-    """The bytes in the first `size` symbols of a split; None if unknown."""
-    # A table of bytes may be missing, which the first block tells.
+    """Returns the number of bytes of text in the first symbols of a split.
+
+    Args:
+      split: one of `SPLITS`.
+      size: the number of symbols.
+
+    Returns:
+      The number of bytes, or None if it is unknown.
+    """
+    # If the table of bytes is missing, the first block already returns None.
     total = 0
     for block in _blocks(self._split(split)[:size]):
       number = self.codec.num_bytes(block)
@@ -281,7 +303,7 @@ class Stream(_Data):
     return total
 
   def digest(self) -> Digest:
-    """Numbers of symbols, and their CRC-32."""
+    """Returns the numbers of symbols and their CRC-32, for checkpoints."""
     crc = 0
     for split in SPLITS:
       for block in _blocks(self.load()[split]):
@@ -291,16 +313,16 @@ class Stream(_Data):
     return dict(symbols=sum(sizes), splits=sizes, crc32=f"{crc:08x}")
 
   def windows(self, split: str, min_context: int = 0) -> Lazy[Window]:
-    """Overlapping sequences that together score each symbol exactly once.
+    """Returns overlapping windows that together score each symbol once.
 
     Args:
       split: one of `SPLITS`.
-      min_context: the least number of positions before a scored one, in
-        [0, length). The first window is scored entirely nonetheless.
+      min_context: the minimum number of positions before a scored position, in
+        [0, length). In the first window, all positions are scored nonetheless.
 
     Returns:
-      Pairs (tokens, scored): symbols [length], the last ones padded with zeros
-      that are not scored; bool [length].
+      Pairs (tokens, is scored): symbols [length] and bool [length]. The last
+      window is padded with zeros, which are not scored.
     """
     if not 0 <= min_context < self.length:
       raise ValueError(
@@ -314,13 +336,15 @@ class Stream(_Data):
     def window(i):
       tokens = np.asarray(data[i * step : i * step + self.length])
 
-      # All but the first window repeat `min_context` symbols of the one before.
+      # Each window but the first repeats `min_context` symbols of the previous
+      # one.
       position = np.arange(self.length)
       is_new = position >= (min_context if i else 0)
       scored = is_new & (position < len(tokens))
       return np.pad(tokens, (0, self.length - len(tokens))), scored
 
-    # The first window covers `length` symbols, and each other one `step` more.
+    # The first window scores `length` symbols, and each further one scores
+    # `step` more.
     left = max(0, len(data) - self.length)
     return Lazy(1 + -(-left // step), window)
 
@@ -329,38 +353,41 @@ Source = Images | Stream | Sequences
 
 
 def _blocks(data: Any) -> Iterator[np.ndarray]:
-  """The symbols of a split, some at a time: they may not fit into memory."""
+  """Yields the symbols of a split in blocks, as all may not fit in memory."""
   for start in range(0, len(data), files_lib.BLOCK):
     yield np.ascontiguousarray(data[start : start + files_lib.BLOCK])
 
 
-# What other modules add.
+# The registry of sources, to which other modules add theirs.
 
 Factory = TypeVar("Factory", bound=Callable[..., Source])
 
 SOURCES: dict[str, Callable[..., Source]] = {}
-# The names of those that read no `data.path`.
+# The names of sources that do not read `data.path`.
 WITHOUT_PATH: set[str] = set()
 
 
 def register(
   name: str, reads_path: bool = True
 ) -> Callable[[Factory], Factory]:
-  """Decorates a function that maps the `data` group of a config to a source.
+  """Registers a function that maps the `data` group of a config to a source.
 
-  `data.name` selects the source by its name. A config file may register its
-  own:
+  `data.name` selects a source by its name. A config file may register a source:
 
     @data.register("mine")
     def mine(config):
       return data.Stream(config.length, config.columns, load=...)
 
   Args:
-    name: of the source.
-    reads_path: whether it reads `data.path`; if not, setting that is an error.
+    name: the name of the source.
+    reads_path: whether the source reads `data.path`. If not, setting
+      `data.path` is an error.
+
+  Returns:
+    A decorator, which returns the function unchanged.
 
   Raises:
-    ValueError: the name is taken.
+    ValueError: the name is already registered.
   """
   if name in SOURCES:
     raise ValueError(f"source {name!r} is already registered")
@@ -375,7 +402,7 @@ def register(
 
 
 def source(config: ConfigDict) -> Source:
-  """Makes the source that the `data` group of a config selects.
+  """Returns the source that the `data` group of a config selects.
 
   Args:
     config: the `data` group.
@@ -386,20 +413,20 @@ def source(config: ConfigDict) -> Source:
   name = config.name
   if name not in SOURCES:
     raise ValueError(
-      f"unknown data.name={name!r}; known: {', '.join(SOURCES)}; others must be"
-      " registered first, for commands by a config file, --config=FILE"
+      f"unknown data.name={name!r}; known: {', '.join(SOURCES)}; other sources"
+      " must be registered by the config file, --config=FILE"
     )
   if config.path and name in WITHOUT_PATH:
     raise ValueError(
-      f"data.path={config.path} is not read with data.name={name}; leave it"
-      " empty, or set data.name to bytes"
+      f"data.path={config.path} is not read with data.name={name}; leave"
+      " data.path empty, or set data.name=bytes to read it"
     )
 
   made = SOURCES[name](config)
   if config.documents and made.separator is None:
     raise ValueError(
-      f"data.documents=True, but data.name={name} has no documents; set it to"
-      " bytes, jsonl or fasta, or leave documents False"
+      f"data.documents=True, but data.name={name} has no documents; set"
+      " data.name to bytes, jsonl or fasta, or leave data.documents=False"
     )
 
   if isinstance(made, Images):
@@ -407,6 +434,7 @@ def source(config: ConfigDict) -> Source:
     return dataclasses.replace(made, arrangement=arrangement)
   if config.orders:
     raise ValueError(
-      f"data.orders={config.orders} needs images, not data.name={name}"
+      f"data.orders={config.orders} requires images, but data.name={name} has"
+      " none; leave data.orders empty"
     )
   return made

@@ -1,4 +1,4 @@
-"""The splits of data: told by names in a folder, or cut by fractions."""
+"""The splits of data, which names in a folder define, or fractions."""
 
 import pathlib
 import re
@@ -8,8 +8,9 @@ from typing import Any
 from sparse_transformer.data import files
 
 SPLITS = ("train", "validation", "test")
-# A folder that holds a split is named so. A file has the name before its
-# suffixes, maybe after other words and before a number: wiki.train-1-of-4.txt
+# A folder is named exactly after its split. In the name of a file, other words
+# may precede the split, and a number may follow it, as in
+# wiki.train-1-of-4.txt.
 FOLDER = re.compile(files.NAME)
 FILE = re.compile(
   rf"(?:.*[._-])?{files.NAME}(?:[._-]\d+(?:[._-](?i:of)[._-]\d+)?)?"
@@ -23,28 +24,30 @@ def listed(
 ) -> dict[str, Paths]:
   """Lists the files of each split, by the names in a folder.
 
-  With "auto", names tell splits only if training stands beside validation or
-  test, both folders or both files of one suffix, and these have at least half
-  of the bytes: data are large, and what happens to be named so, such as a
-  program train.py or a list, is small. Warnings tell what is not clear, and how
-  many files are not read.
+  With "auto", names define splits under two conditions. There must be a
+  training split and a validation or test split, either both folders or both
+  files with the same suffix. They must also contain at least half of all bytes,
+  because data are large, whereas other files that happen to have such names,
+  such as a program train.py, are small. Warnings report what is ambiguous, and
+  how many files are not read.
 
   Args:
-    path: a folder; or a file, which is all there is.
-    *suffixes: those of the files to read, see `files.has_suffix`.
-    by_file: whether names of files tell splits, not only those of folders.
-    by: `data.splits`: "auto", "names" or "fractions".
+    path: a folder, or a single file.
+    *suffixes: the suffixes of the files to read, see `files.has_suffix`.
+    by_file: whether names of files can define splits, in addition to names of
+      folders.
+    by: the value of `data.splits`: "auto", "names" or "fractions".
 
   Returns:
-    {split: its files}; {"": all files} if names tell no splits.
+    {split: its files}, or {"": all files} if names do not define splits.
 
   Raises:
-    ValueError: `by` is "names", but they tell no splits.
+    ValueError: `by` is "names", but names do not define splits.
   """
   if not path.is_dir():
     if by == "names":
       raise ValueError(
-        f"data.splits=names needs a folder, but {path} is a file"
+        f"data.splits=names requires a folder, but data.path={path} is a file"
       )
     return {"": (path,)}
 
@@ -62,46 +65,48 @@ def listed(
     _warn_of_splits(path, groups)
   elif by == "names":
     raise ValueError(
-      f"data.splits=names needs files or folders in {path} that are named train"
-      " and val or test; name them so, or set it to auto"
+      f"data.splits=names requires files or folders in {path} that are named"
+      " train and val or test; rename them, or set data.splits=auto"
     )
   elif named:
     files.warn(
       f"{path} is split by data.fractions, not by the names"
-      f" {_names(path, named)}; if they are splits, set data.splits to names"
+      f" {_names(path, named)}; if these are splits, set data.splits=names"
     )
   elif by == "auto":
     files.check_names(path, (str(x.relative_to(path)) for x in every))
 
   unread = set(files.below(path)).difference(chosen or every)
-  # A file with the right suffix, which only its name excludes.
+  # Whether some unread file has the right suffix, so that only its name
+  # excludes it.
   are_data = not unread.isdisjoint(every)
-  hint = "; data.splits=fractions reads all" if are_data else ""
+  hint = "; to read all, set data.splits=fractions" if are_data else ""
   warn_unread(path, unread, hint)
   if not chosen:
     return {"": tuple(every)}
 
-  # A run would otherwise train to its end, and have nothing to be tested on.
+  # If there is no test split, use validation. Otherwise, a run would find out
+  # only after training that it has no test data.
   groups["test"] = groups["test"] or groups["validation"]
   return {split: paths for split, paths in groups.items() if paths}
 
 
 def _named(folder, every, by_file, by):
-  """Finds the split that each file in a folder is named after.
+  """Finds the split after which each file in a folder is named.
 
   Args:
-    folder: the data.
+    folder: the folder of the data.
     every: its files.
-    by_file: whether names of files count, besides those of folders.
-    by: "auto" keeps the kinds of names apart; with anything else, all are of
-      the kind "".
+    by_file: whether names of files count, in addition to names of folders.
+    by: the value of `data.splits`. Unless it is "auto", kinds of names are not
+      distinguished, and the kind is "".
 
   Returns:
-    {file: (split, kind)}; the kind is "folder", or a suffix in lowercase.
+    {file: (split, kind)}, where the kind is "folder" or a suffix in lowercase.
   """
   named: dict[pathlib.Path, tuple[str, str]] = {}
   for file in every:
-    # The outermost folder counts: train/books/val.txt is for training.
+    # Only the outermost folder counts, so train/books/val.txt is for training.
     name, *below = file.relative_to(folder).parts
     if not below and not by_file:
       continue
@@ -114,11 +119,15 @@ def _named(folder, every, by_file, by):
 
 
 def _chosen(named):
-  """{file: its split} of the kinds that training shares with another split."""
+  """Returns {file: its split} for kinds of names that define several splits.
+
+  These are the kinds of which there is training data and another split.
+  """
   kinds: dict[str, set[str]] = {split: set() for split in SPLITS}
   for split, kind in named.values():
     kinds[split].add(kind)
-  # A lone train.py among texts is a program; train.txt beside val.txt is data.
+  # For example, train.txt and val.txt are data, but train.py among text files
+  # is a program.
   sure = kinds["train"] & (kinds["validation"] | kinds["test"])
   return {file: split for file, (split, kind) in named.items() if kind in sure}
 
@@ -126,7 +135,13 @@ def _chosen(named):
 def warn_unread(
   folder: pathlib.Path, paths: Collection[pathlib.Path], why: str = ""
 ) -> None:
-  """Warns that files in a folder are not read, if there are any."""
+  """Warns about files in a folder that are not read, if there are any.
+
+  Args:
+    folder: the folder of the data.
+    paths: the files that are not read.
+    why: the end of the warning, such as a reason or a remedy.
+  """
   if paths:
     files.warn(
       f"{folder}: files that are not read: {len(paths):,}, such as"
@@ -135,65 +150,66 @@ def warn_unread(
 
 
 def _size(paths):
-  """The bytes of some files in all."""
+  """Returns the total size of files in bytes."""
   return sum(x.stat().st_size for x in paths)
 
 
 def _names(folder, paths):
-  """The names in a folder that paths begin with; of many, the first three."""
+  """Returns the first components of paths in a folder, at most three."""
   names = list(dict.fromkeys(x.relative_to(folder).parts[0] for x in paths))
   more = ", ..." if len(names) > 3 else ""
   return ", ".join(names[:3]) + more
 
 
 def _warn_of_splits(folder, groups):
-  """Tells which files stand for a missing split, or for one of many names."""
+  """Warns if a split consists of different files, or if a split is missing."""
   for split, paths in groups.items():
-    # Shards differ in their numbers only, and need no warning.
+    # Shards, whose names differ only in numbers, need no warning.
     names = {re.sub(r"\d+", "", x.relative_to(folder).parts[0]) for x in paths}
     if len(names) > 1:
-      files.warn(f"{folder}: {split} is {_names(folder, paths)}, joined")
+      files.warn(f"{folder}: the {split} split joins {_names(folder, paths)}")
 
   if not groups["validation"]:
     files.warn(
-      f"{folder} has no validation: the end of"
+      f"{folder} has no validation split; the end of"
       f" {_names(folder, groups['train'])} is used, by data.fractions"
     )
   if not groups["test"]:
     files.warn(
-      f"{folder} has no test: {_names(folder, groups['validation'])} is used,"
-      " as for validation"
+      f"{folder} has no test split; {_names(folder, groups['validation'])} is"
+      " used, as for validation"
     )
 
 
 def divide(
   groups: Mapping[str, Any], fractions: Sequence[float], noun: str = "symbols"
 ) -> dict[str, Any]:
-  """Cuts the splits that names do not tell, in proportion to fractions.
+  """Creates the splits that names do not define, in proportion to fractions.
 
   Args:
-    groups: the items of "", all of which are cut; or of the splits that names
-      tell, where a missing validation split is cut from the end of "train".
-    fractions: those of the three splits.
-    noun: what the message of an error calls items.
+    groups: {"": all items}, which are divided into the three splits; or
+      {split: items}, where a missing validation split is cut from the end of
+      "train".
+    fractions: the fractions of the three splits.
+    noun: how error messages refer to items.
 
   Returns:
-    The items of each of `SPLITS`.
+    {split: items} for each of `SPLITS`.
 
   Raises:
-    ValueError: a part is empty.
+    ValueError: a split is empty.
   """
   if "validation" in groups:
     return dict(groups)
 
-  # Either "", and no others; or "train", and maybe "test".
+  # The keys are either "" alone, or "train" and possibly "test".
   whole, *rest = groups
   items = groups[whole]
   parts = {split: groups[split] for split in rest}
   to_cut = [split for split in SPLITS if split not in rest]
   start = 0
   for number, split in enumerate(to_cut, start=1):
-    # Sums of fractions, so that rounding errors do not add up.
+    # Round the sum of fractions, so that rounding errors do not add up.
     end = round(len(items) * sum(fractions[:number]))
     if split == to_cut[-1]:
       end = len(items)

@@ -1,4 +1,4 @@
-"""Sources of files: streams of symbols."""
+"""Sources that read files as streams of symbols."""
 
 import bisect
 import functools
@@ -21,12 +21,13 @@ from sparse_transformer.data.splits import SPLITS, divide, listed
 from sparse_transformer.data.text import JsonLines, Letters, Text
 from sparse_transformer.data.tokens import Tokens
 
-# Of enwik8 and text8, whose bytes are 90 % train, 5 % validation, 5 % test.
+# The number of bytes of enwik8 and text8. They are split into 90 % train, 5 %
+# validation and 5 % test.
 SIZE = 100_000_000
 # The MD5 of enwik8.
 ENWIK8 = "a1fa5ffddb56f4953e226637dabbb36a"
-# Folders of the standard library that differ between machines: installed
-# packages, and the tests, which some distributions omit.
+# Folders in the standard library that differ between machines: those of
+# installed packages, and those of tests, which some distributions omit.
 NOT_EVERYWHERE = {
   "site-packages",
   "dist-packages",
@@ -45,7 +46,7 @@ def any_bytes(config: ConfigDict) -> Stream:
 
 @register("jsonl")
 def jsonl(config: ConfigDict) -> Stream:
-  """The bytes of the field `text` of all records of JSON Lines files.
+  """The field `text` of all records of JSON Lines files, as bytes.
 
   With `data.documents`, each record is a document.
   """
@@ -53,7 +54,8 @@ def jsonl(config: ConfigDict) -> Stream:
   suffixes = [".jsonl", ".ndjson"]
   path = files.from_config(config.path)
   beside = files.below(path) if path.is_dir() else []
-  # Some shards end in .json, but so do files about data, which may be beside.
+  # Shards may end in .json, but so may files of metadata beside them. So read
+  # .json only if there is no other file.
   if not any(files.has_suffix(x, *suffixes) for x in beside):
     suffixes.append(".json")
   return _from_path(config, codec, *suffixes)
@@ -75,10 +77,10 @@ def audio(config: ConfigDict) -> Stream:
 
 @register("tokens")
 def tokens(config: ConfigDict) -> Stream:
-  """Integers of a tokenizer: a .npy or .bin file, or a folder of splits.
+  """Tokens of a tokenizer, from a .npy or .bin file, or a folder of them.
 
-  A token_bytes.npy beside them says how many bytes each token stands for, see
-  `Tokens`.
+  A file token_bytes.npy beside them contains the number of bytes of text that
+  each token represents, see `Tokens`.
   """
   path = files.from_config(config.path)
   folder = path if path.is_dir() else path.parent
@@ -88,9 +90,9 @@ def tokens(config: ConfigDict) -> Stream:
 
 @register("stdlib", reads_path=False)
 def stdlib(config: ConfigDict) -> Stream:
-  """The Python source of the interpreter's own standard library.
+  """The Python source code of the interpreter's standard library.
 
-  It needs no download; versions of Python differ.
+  It needs no download, but differs between versions of Python.
   """
   codec = Text()
 
@@ -107,34 +109,41 @@ def stdlib(config: ConfigDict) -> Stream:
 
 @register("enwik8")
 def enwik8(config: ConfigDict) -> Stream:
-  """The first 100,000,000 bytes of an English Wikipedia dump, or a zip."""
+  """The first 100,000,000 bytes of an English Wikipedia dump.
+
+  `data.path` names the file, or a .zip that contains it.
+  """
   return _published(config, Text(), ENWIK8)
 
 
 @register("text8")
 def text8(config: ConfigDict) -> Stream:
-  """The letters of enwik8, cleaned; or a zip."""
+  """The letters of a cleaned Wikipedia dump.
+
+  `data.path` names the file, or a .zip that contains it.
+  """
   return _published(config, Letters())
 
 
 def _published(config, codec, md5=""):
-  """The stream of a file of `SIZE` bytes, whose MD5 begins with `md5`."""
+  """Returns the stream of a file with `SIZE` bytes and this MD5, or any."""
 
   def load():
     path = files.check_path(config.path)
     data = files.read(path)
     symbols = codec.decode(data, path)
-    # Another file of that size would give bits that no paper can
-    # be compared to.
+    # Check the MD5, because scores on a different file of the same size could
+    # not be compared with those of papers.
     actual = hashlib.md5(data, usedforsecurity=False).hexdigest()
     if len(data) != SIZE or not actual.startswith(md5):
       raise ValueError(
         f"{path} has {len(data):,} bytes with MD5 {actual}, but {config.name}"
         f" must have {SIZE:,}{md5 and f' with {md5}'}; for other text, set"
-        " data.name to bytes"
+        " data.name=bytes"
       )
 
-    # The split of Transformer-XL and others: the last 5 % are the test.
+    # The splits are those of Transformer-XL and others, with the last 5 % as
+    # the test.
     parts = np.split(symbols, [SIZE * 18 // 20, SIZE * 19 // 20])
     return dict(zip(SPLITS, parts, strict=True))
 
@@ -142,11 +151,11 @@ def _published(config, codec, md5=""):
 
 
 def _from_path(config, codec, *suffixes):
-  """The stream of the files in `data.path` that have one of the suffixes."""
+  """Returns the stream of files in `data.path` with one of the suffixes."""
 
   def load():
     path = files.check_path(config.path)
-    # The same files may be those of two splits.
+    # Two splits may consist of the same files, so cache their contents.
     read = functools.cache(functools.partial(_read, codec))
     groups = listed(path, *suffixes, by=config.splits)
     symbols = {split: read(paths) for split, paths in groups.items()}
@@ -156,7 +165,7 @@ def _from_path(config, codec, *suffixes):
 
 
 def _stream(config, codec, load):
-  """A stream of the files that `load` reads, when a split is first used."""
+  """Returns a stream that calls `load` only when a split is first used."""
   return Stream(
     length=config.length,
     columns=config.columns,
@@ -166,7 +175,10 @@ def _stream(config, codec, load):
 
 
 def _read(codec, paths):
-  """The symbols of files, one after the other; what is mapped is not copied."""
+  """Returns the concatenated symbols of files.
+
+  Files of tokens with the same dtype stay memory-mapped and are not copied.
+  """
   parts = []
   for path in paths:
     parts += codec.read(path)
@@ -175,7 +187,8 @@ def _read(codec, paths):
   if len(parts) == 1:
     return parts[0]
 
-  # Text was decompressed or decoded, and is in memory; tokens may exceed it.
+  # Text is already in memory, so it can be copied. Tokens may not fit in
+  # memory, so keep them mapped.
   are_mapped = all(isinstance(part, np.memmap) for part in parts)
   dtypes = {part.dtype for part in parts}
   if are_mapped and len(dtypes) == 1:
@@ -184,9 +197,10 @@ def _read(codec, paths):
 
 
 class Joined:
-  """Mapped arrays of one dtype, one after the other, which are not copied.
+  """Concatenates memory-mapped arrays of one dtype without copying them.
 
-  A slice is a slice of one of them, or joins several: `np.asarray` copies it.
+  A slice that lies within one array is a view of it. Otherwise, the slice is a
+  `Joined` of several views, which `np.asarray` copies.
 
   Args:
     parts: the arrays, each [n].
@@ -194,7 +208,7 @@ class Joined:
 
   def __init__(self, parts: Sequence[np.ndarray]):
     self.parts = list(parts)
-    # Where each part begins, and where the last one ends.
+    # The index at which each part starts, and the index at which the last ends.
     self.starts = [0, *itertools.accumulate(map(len, parts))]
 
   def __len__(self) -> int:
@@ -208,14 +222,15 @@ class Joined:
     if start >= stop:
       return self.parts[0][:0]
 
-    # Of thousands of shards, a sequence touches one or two.
+    # Search, because a sequence overlaps only one or two of perhaps thousands
+    # of parts.
     first = bisect.bisect_right(self.starts, start) - 1
     end = bisect.bisect_left(self.starts, stop)
     slices = []
     for i in range(first, end):
       part = self.parts[i]
       offset = self.starts[i]
-      # In all parts but the first, the slice begins at their beginning.
+      # In all parts but the first, the slice begins at index 0.
       begin = max(0, start - offset)
       slices.append(part[begin : stop - offset])
     return slices[0] if len(slices) == 1 else Joined(slices)

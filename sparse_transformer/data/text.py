@@ -1,4 +1,4 @@
-"""Text: bytes, the records of JSON Lines, and the letters of text8."""
+"""Codecs of text: bytes, records of JSON Lines, and the letters of text8."""
 
 import dataclasses
 import io
@@ -11,20 +11,20 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files
 
-# Separates sampled texts.
+# The line that separates samples of text.
 RULE = b"\n\n" + b"-" * 72 + b"\n\n"
 LETTERS = " abcdefghijklmnopqrstuvwxyz"
-# Half of a character, which UTF-8 cannot hold.
+# A surrogate: half of a character in UTF-16, which UTF-8 cannot encode.
 HALF = re.compile("[\ud800-\udfff]")
 
 
 @dataclasses.dataclass(frozen=True)
 class Text(codecs.Codec):
-  """The bytes of files as they are, whatever their encoding.
+  """The bytes of files, regardless of their encoding.
 
   Attributes:
-    separator: 0 if each file is a document; it ends in this byte, which no file
-      may have. None if files simply follow each other.
+    separator: 0 if each file is a document, which then ends with this byte. No
+      file may contain it. None if files simply follow each other.
   """
 
   separator: int | None = None
@@ -33,62 +33,63 @@ class Text(codecs.Codec):
   symbols = "bytes"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """See `Codec.decode`; warns if the data look like another kind of file."""
+    """See `Codec.decode`. Warns if the data do not look like text."""
     document = self.document(data, place=path)
-    # A warning only: bytes are bytes, and someone may want to model archives.
+    # Only warn, because someone may want to model other kinds of files.
     if kind := files.kind(data):
       codecs.warn_of_file(
         path,
         oddity=f"{kind}, unlike text",
-        result="unpack or convert archives and pictures, or leave them out",
+        result="unpack or convert archives and pictures, or remove them",
       )
     return np.frombuffer(document, np.uint8)
 
   def document(self, data: bytes, place: object) -> bytes:
-    """The data, and the separator.
+    """Returns a document followed by the separator, if there is one.
 
     Args:
-      data: the bytes of a document.
-      place: what an error calls them.
+      data: the bytes of the document.
+      place: how error messages refer to the document, such as its file name.
 
     Raises:
-      ValueError: the separator is among them.
+      ValueError: the document contains the separator.
     """
     if self.separator is None:
       return data
 
     end = bytes([self.separator])
-    # Inside of a document, the separator would cut it in two.
+    # A separator inside a document would split it in two.
     at = data.find(end)
     if at >= 0:
       raise ValueError(
-        f"{place} has byte {self.separator} at {at:,}, which"
-        " data.documents=True puts after each file or record; leave it False,"
-        " or the byte out"
+        f"{place} contains byte {self.separator} at index {at:,}, which"
+        " data.documents=True uses as the separator after each file or record;"
+        " remove the byte, or set data.documents=False"
       )
     return data + end
 
   def encode(self, sequences: codecs.Rows) -> bytes:
-    """The rows as bytes, with a rule between them."""
+    """Converts rows to bytes, separated by `RULE`."""
     return RULE.join(map(bytes, sequences))
 
 
 class JsonLines(Text):
-  """The field `text` of records in UTF-8.
+  """The field `text` of each record, in UTF-8.
 
-  A line holds a record, a JSON object; other fields are ignored. The separator
-  is after each record, or, without one, a newline.
+  Each line is a record, a JSON object, whose other fields are ignored. After
+  each record follows the separator or, without a separator, a newline.
   """
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
-    """The texts of all records of a file, joined into one array.
+    """Returns the texts of all records of a file, as one array.
 
-    Raises ValueError if a line is not a record with a text.
+    Raises ValueError if a line is not a record with text.
     """
     symbols = bytearray()
     end = b"\n" if self.separator is None else b""
     num_halves = 0
-    # Unlike `splitlines`, iteration does not split at a carriage return.
+    # Iterate over a file, because `splitlines` would also split at carriage
+    # returns.
     lines = io.BytesIO(b"\n".join(files.parts(path)))
     for number, line in enumerate(lines, start=1):
       if not line.strip():
@@ -99,32 +100,36 @@ class JsonLines(Text):
       symbols += self.document(text.encode(), place) + end
 
     if num_halves:
-      files.warn(f"{path}: {num_halves:,} halves of characters became U+FFFD")
+      files.warn(
+        f"{path}: {num_halves:,} surrogates (halves of characters) were"
+        " replaced by U+FFFD"
+      )
     return [np.frombuffer(symbols, np.uint8)]
 
 
 def _text_of(line, place):
-  """The field `text` of a record, and how many halves it had.
+  """Returns the field `text` of a record, and its number of surrogates.
 
-  Raises ValueError if the line is not a JSON object with a text in this field.
+  Surrogates are replaced by U+FFFD. Raises ValueError if the line is not a JSON
+  object with a string in this field.
   """
   try:
-    # Only objects can be unpacked: lists and numbers raise here.
+    # Unpack the value, which raises an error unless it is an object.
     record = {**json.loads(line)}
     if "text" not in record:
       raise ValueError(f"its fields are {reprlib.repr(list(record))}")
     return HALF.subn("\ufffd", record["text"])
   except Exception as error:
     raise ValueError(
-      f"{place} is not JSON with a text in its field 'text', as each line must"
+      f"{place} is not JSON with text in its field 'text', as each line must"
       f" be: {files.kind(line) or error}"
     ) from None
 
 
 class Letters(Text):
-  """The 27 symbols of text8: space, a to z.
+  """The 27 symbols of text8: the space, and a to z.
 
-  Prompts may have no other characters, but may end in a newline.
+  Prompts may contain only these characters, but may end with a newline.
   """
 
   vocab_size = 27
@@ -132,12 +137,12 @@ class Letters(Text):
   symbols = "space, a to z"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """See `Codec.decode`; raises ValueError for other characters."""
-    data = data.removesuffix(b"\n")  # of an editor
+    """See `Codec.decode`. Raises ValueError for other characters."""
+    data = data.removesuffix(b"\n")  # editors append a newline
     codecs.check_letters(data, LETTERS, path, known="a to z and the space")
     return np.frombuffer(data.translate(codecs.letter_table(LETTERS)), np.uint8)
 
   def encode(self, sequences: codecs.Rows) -> bytes:
-    """The rows as letters, with a rule between them."""
+    """Converts rows to letters, separated by `RULE`."""
     letters = np.frombuffer(LETTERS.encode(), np.uint8)
     return super().encode(letters[row] for row in sequences)

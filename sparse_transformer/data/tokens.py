@@ -1,7 +1,7 @@
-"""Tokens: integers of a tokenizer, in .npy and .bin files.
+"""Tokens: integers from a tokenizer, in .npy and .bin files.
 
-A file of integers does not say what they mean. What other programs write with
-these suffixes is recognized, so that it is not read as tokens.
+A .bin file does not describe its contents. Therefore files of other formats
+with these suffixes are detected, so that they are not read as tokens.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 
 from sparse_transformer.data import codecs, files
 
-# The first bytes of .bin files that are not rows of integers, by their kind.
+# {kind of file: its first bytes} for .bin files that are not just tokens.
 NO_TOKENS = {
   "a NumPy array": b"\x93NUMPY",
   "Megatron's index": b"MMIDIDX",
@@ -21,8 +21,8 @@ NO_TOKENS = {
 }
 # The number of bytes examined at the start of a file.
 HEADER = 1024
-# Upper halves of 32-bit tokens are below `UPPER` if the vocabulary is at most
-# 2^20, and some lower halves are then at least `LOWER`.
+# If the vocabulary has at most 2^20 tokens, the upper halves of 32-bit tokens
+# are below `UPPER`, and some lower halves are at least `LOWER`.
 UPPER = 16
 LOWER = 4096
 DTYPES = (np.uint8, np.uint16, np.uint32)
@@ -30,12 +30,13 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(codecs.Codec):
-  """Integers of a tokenizer; in prompts and samples, as text on one line.
+  """Integers from a tokenizer, which prompts and samples contain as text.
 
   Attributes:
-    vocab_size: the number of tokens of the tokenizer; all are below.
-    folder: that of the data. A token_bytes.npy in it, integers [vocab_size],
-      has the number of bytes that each token stands for.
+    vocab_size: the number of tokens of the tokenizer. All integers are below
+      it.
+    folder: the folder of the data. It may contain token_bytes.npy, integers
+      [vocab_size], the number of bytes of text that each token represents.
   """
 
   vocab_size: int
@@ -44,14 +45,14 @@ class Tokens(codecs.Codec):
   symbols = "tokens"
 
   def decode(self, data: bytes, path: pathlib.Path) -> np.ndarray:
-    """Parses integers with spaces between them, see `Codec.decode`."""
+    """Parses integers separated by spaces, see `Codec.decode`."""
     try:
-      # uint64 first, so that a number that is too large is named,
-      # not wrapped around.
+      # Convert to uint64 first, so that a number that is too large is reported
+      # and does not overflow.
       tokens = np.array([int(word) for word in data.split()], np.uint64)
     except (ValueError, OverflowError):
       raise ValueError(
-        f"{path} must hold tokens as integers with spaces between them"
+        f"{path} must contain tokens as integers separated by spaces"
       ) from None
     self._check(tokens, path)
     return tokens.astype(np.min_scalar_type(self.vocab_size - 1))
@@ -60,48 +61,50 @@ class Tokens(codecs.Codec):
     """Maps a file of tokens into memory.
 
     Args:
-      path: a .npy file, a row of uint8, uint16 or uint32; or a .bin file of
-        uint16, little-endian, as nanoGPT writes them.
+      path: a .npy file of uint8, uint16 or uint32 [n]; or a .bin file of
+        little-endian uint16, as written by nanoGPT.
 
     Returns:
-      The tokens, [n], as the only part.
+      A list of one item, the tokens [n].
 
     Raises:
-      ValueError: the file holds something else, or a token that is not below
+      ValueError: the file contains something else, or a token that is not below
         `vocab_size`.
     """
     suffix = path.suffix.lower()
     if suffix not in (".npy", ".bin"):
       raise ValueError(
-        f"{path} must end in .npy or, for tokens of uint16, in .bin; for text,"
-        " set data.name to bytes"
+        f"{path} must end in .npy or, for uint16 tokens, in .bin; for text, set"
+        " data.name=bytes"
       )
 
-    # A .bin file has no header that says what it is.
+    # A .bin file of tokens has no header, so check that it is not something
+    # else.
     if suffix == ".bin":
       other = _beginning(path) or _are_halves(files.map_array(path))
       if other:
         raise ValueError(
-          f"{path} holds {other}, but .bin is read as tokens of uint16; save"
-          " the tokens as .npy of uint16 or uint32"
+          f"{path} contains {other}, but .bin files are read as uint16 tokens;"
+          " save the tokens as a .npy file of uint16 or uint32"
         )
 
     tokens = files.map_array(path)
     dtype = tokens.dtype
     if dtype not in DTYPES or tokens.ndim != 1 or not len(tokens):
       raise ValueError(
-        f"{path} holds {dtype} {tokens.shape}; tokens must be a row of uint8,"
-        " uint16 or uint32"
+        f"{path} contains {dtype} {tokens.shape}; tokens must be uint8, uint16"
+        " or uint32 with one axis, and not empty"
       )
     if np.iinfo(dtype).max < self.vocab_size - 1:
       raise ValueError(
-        f"{path} holds {dtype}, which cannot hold"
-        f" data.vocab_size={self.vocab_size}; set that to the tokenizer's, or"
-        " save the tokens as .npy of uint32"
+        f"{path} contains {dtype}, which cannot represent all tokens of"
+        f" data.vocab_size={self.vocab_size}; set data.vocab_size to the"
+        " tokenizer's vocabulary size, or save the tokens as a .npy file of"
+        " uint32"
       )
 
     self._check(tokens, path)
-    self.num_bytes(tokens[:0])  # a wrong table is found now
+    self.num_bytes(tokens[:0])  # raises ValueError if the table is wrong
     return [tokens]
 
   def _check(self, tokens, path):
@@ -109,46 +112,50 @@ class Tokens(codecs.Codec):
     largest = tokens.max(initial=0)
     if largest >= self.vocab_size:
       raise ValueError(
-        f"{path}: token {largest} of {tokens.dtype} at index {tokens.argmax()}"
-        f" is not below data.vocab_size={self.vocab_size}; set that to the"
-        " tokenizer's"
+        f"{path}: token {largest} ({tokens.dtype}) at index {tokens.argmax()}"
+        f" is not below data.vocab_size={self.vocab_size}; set data.vocab_size"
+        " to the tokenizer's vocabulary size"
       )
 
   def encode(self, sequences: codecs.Rows) -> bytes:
-    """The rows as lines of integers."""
+    """Converts rows to lines of integers."""
     lines = (" ".join(map(str, tokens)) for tokens in sequences)
     return "".join(f"{line}\n" for line in lines).encode()
 
   def num_bytes(self, symbols: np.ndarray) -> int | None:
-    """The bytes that tokens stand for; None without a token_bytes.npy.
+    """Returns the number of bytes of text that tokens represent.
 
-    Raises ValueError if the table does not fit the vocabulary.
+    Returns None if there is no token_bytes.npy. Raises ValueError if the table
+    does not fit the vocabulary.
     """
     path = self.folder / "token_bytes.npy"
     if not path.exists():
       return None
 
-    # It is mapped again for each block, which costs little beside the sum.
+    # The table is mapped again for each block, which takes little time compared
+    # with the sum.
     table = files.map_array(path)
     is_table = table.dtype.kind in "iu" and table.shape == (self.vocab_size,)
     if not is_table or table.min() < 0:
       raise ValueError(
-        f"{path} holds {table.dtype} {table.shape}; it must have an integer at"
-        f" least 0 for each token, data.vocab_size={self.vocab_size}"
+        f"{path} contains {table.dtype} {table.shape}; it must contain an"
+        " integer of at least 0 for each token,"
+        f" data.vocab_size={self.vocab_size}"
       )
     return int(table[symbols].sum(dtype=np.int64))
 
 
 def _beginning(path):
-  """What a .bin file begins with if it does not hold tokens, or ""."""
+  """Returns what a .bin file contains if these are not tokens, or ""."""
   with path.open("rb") as file:
     start = file.read(HEADER)
   for kind, magic in NO_TOKENS.items():
     if start.startswith(magic):
       return kind
 
-  # A character may be cut at the end. Tokens of uint16 have bytes that no text
-  # has: small ones have bytes of 0, and few large ones are UTF-8.
+  # Check whether this is UTF-8 text, whose last character may be cut. Tokens
+  # are not: small uint16 tokens contain zero bytes, and large ones are rarely
+  # valid UTF-8.
   text = start.decode(errors="ignore")
   is_text = len(text.encode()) > len(start) - 4 and len(start) >= 16
   if is_text and "".join(text.split()).isprintable():
@@ -158,16 +165,19 @@ def _beginning(path):
 
 
 def _are_halves(words):
-  """A phrase that words are halves of larger integers, or "" if not.
+  """Detects uint16 words that are the halves of larger integers.
 
   Args:
     words: the contents of a file, uint16 [n].
+
+  Returns:
+    A phrase that describes the integers, or "".
   """
   even = words[0::2]
   odd = words[1::2]
-  # The upper halves come second, or in others first.
+  # The upper halves are second in little-endian files, and first in others.
   for lower, upper in (even, odd), (odd, even):
-    # Too few words differ from 0 to tell.
+    # If too few words differ from 0, nothing can be concluded.
     if np.count_nonzero(lower) < 8:
       continue
     largest = upper.max(initial=0)

@@ -1,1 +1,1 @@
-"""Compiling an experiment for absent devices."""
+"""Compiles an experiment for devices that are absent."""

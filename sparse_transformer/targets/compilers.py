@@ -1,4 +1,8 @@
-"""Compilers in environments of their own, since each needs its own JAX."""
+"""Compilers for absent devices.
+
+Each compiler runs in its own Python environment, because it requires its own
+JAX.
+"""
 
 import json
 import os
@@ -11,47 +15,48 @@ from typing import Any
 from sparse_transformer import schema, signals, tables
 from sparse_transformer.targets.hardware import Target
 
-# A variable of the user's shell: the folder with an environment per compiler.
+# An environment variable that names the folder of the compilers' environments.
 VARIABLE = "SPARSE_TRANSFORMER_TARGETS"
 REPOSITORY = pathlib.Path(__file__).parents[2]
-# The worker imports this library, but prefers its own environment for all else.
+# The worker imports this library, but everything else from its own environment.
 START = f"""{signals.END_WITH_PARENT}
 import runpy
 sys.path.append(sys.argv[2])
 runpy.run_module("sparse_transformer.targets.worker", run_name="__main__")
 """
 SETTINGS = dict(
-  JAX_PLATFORMS="cpu",  # nothing runs; libtpu would look for its devices
+  JAX_PLATFORMS="cpu",  # otherwise, libtpu would look for its devices
   TPU_SKIP_MDS_QUERY="1",
   TPU_WORKER_HOSTNAMES="localhost",
   ALLOW_MULTIPLE_LIBTPU_LOAD="1",
   TF_CPP_MIN_LOG_LEVEL="2",
-  JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # a program's text has no line numbers
+  JAX_TRACEBACK_IN_LOCATIONS_LIMIT="0",  # omits line numbers from programs
 )
-# JAX allocates this fraction of a GPU's memory by default; a program that needs
-# more fits only if XLA_PYTHON_CLIENT_MEM_FRACTION is larger.
+# The fraction of a GPU's memory that JAX allocates by default. A program that
+# needs more fits only if XLA_PYTHON_CLIENT_MEM_FRACTION is larger.
 DEFAULT_FRACTION = 0.75
-# Tiles of matrix products come from a model of their cost: without a device,
-# they cannot be measured.
+# Chooses the tiles of matrix products by a cost model, because they cannot be
+# measured without a device.
 GPU_FLAG = "--xla_gpu_experimental_cost_model_gemm_tiling_default=true"
 
 
 def python(compiler: str) -> pathlib.Path:
-  """The interpreter of the environment that has a compiler.
+  """Returns the Python interpreter in the environment of a compiler.
 
   Args:
-    compiler: "cuda" or "tpu", a folder of `.venv/targets` or of the folder that
+    compiler: "cuda" or "tpu", a folder in `.venv/targets` or in the folder that
       `VARIABLE` names.
 
   Raises:
-    ValueError: the environment is not there.
+    ValueError: the environment does not exist.
   """
   folder = os.environ.get(VARIABLE) or REPOSITORY / ".venv" / "targets"
   path = pathlib.Path(folder) / compiler / "bin" / "python"
   if not path.exists():
     raise ValueError(
-      f"the compiler for {compiler} is not installed: {path} is missing; `make"
-      f" targets` makes its environment, and {VARIABLE} names another folder"
+      f"the compiler for {compiler} is not installed: {path} is missing; run"
+      f" `make targets` to install it, or set {VARIABLE} to the folder that"
+      " contains it"
     )
   return path
 
@@ -61,24 +66,26 @@ def compile_for(
 ) -> dict[str, Any]:
   """Compiles an experiment for a target, and reports the result.
 
-  Nothing runs, so that no device is needed. The compiler works in a process
-  with another JAX, which may take minutes and several GB of memory.
+  The program is not run, so no device is needed. The compiler runs in a
+  separate process with its own JAX, which may take minutes and several GB of
+  memory.
 
   Args:
-    target: the devices.
-    config: the experiment's config.
-    part: "step" of training, or "attention", each distinct pattern by itself.
+    target: the devices to compile for.
+    config: the config of the experiment.
+    part: "step" for the training step, or "attention" for the attention of each
+      distinct pattern.
     **options: for "attention": `key_heads`, `segments`, and options of
       `attend`.
 
   Returns:
-    The report, as JSON, with one item in "programs" for each program; `render`
-    prints it.
+    The report as JSON, with an item in "programs" for each program. `render`
+    converts it to text.
 
   Raises:
     ValueError: the compiler is not installed, or rejects the target.
-    OSError: something ended its process.
-    RuntimeError: the worker failed otherwise.
+    OSError: a signal ended the process of the compiler.
+    RuntimeError: the worker failed for another reason.
   """
   with tempfile.TemporaryDirectory(prefix="compiled-") as folder:
     path = pathlib.Path(folder)
@@ -92,7 +99,7 @@ def compile_for(
     print(f"{target}: starting", file=sys.stderr, flush=True)
     status = _run(target, json.dumps(request), path / "log")
 
-    # Python gives -N as the status of a process that signal N ended.
+    # In Python, the status of a process that signal N ended is -N.
     if status < 0:
       raise OSError(
         f"the compiler for {target} was ended by signal {-status}; a large"
@@ -112,22 +119,23 @@ def compile_for(
 
 
 def _run(target, request, log):
-  """Runs the worker in a process of the compiler; returns its status.
+  """Runs the worker in the environment of a compiler; returns its exit status.
 
   Args:
-    target: the devices.
-    request: JSON for the worker's standard input.
-    log: a new file for its standard error.
+    target: the devices to compile for.
+    request: JSON for the standard input of the worker.
+    log: a new file for the standard error of the worker.
   """
-  # The user's own flags come last, so that they win.
+  # The user's own flags come last, so that they take precedence.
   flags = [os.environ.get("XLA_FLAGS", "")]
   if target.compiler == "cuda":
     flags.insert(0, GPU_FLAG)
 
-  # Paths of this environment's packages would hide those of the compiler's.
+  # Remove PYTHONPATH, because packages of this environment would hide those of
+  # the compiler's environment.
   environment = os.environ | SETTINGS | dict(XLA_FLAGS=" ".join(flags).strip())
   environment.pop("PYTHONPATH", None)
-  # -P keeps the current folder out of the paths of modules.
+  # -P removes the current folder from the module search path.
   words = "-P", "-c", START, str(os.getpid()), str(REPOSITORY)
 
   with log.open("w") as file:
@@ -135,7 +143,7 @@ def _run(target, request, log):
       [python(target.compiler), *words],
       input=request,
       text=True,
-      stdout=2,  # shows progress
+      stdout=2,  # prints progress on standard error
       stderr=file,
       env=environment,
     )
@@ -143,22 +151,22 @@ def _run(target, request, log):
 
 
 def render(report: dict[str, Any]) -> str:
-  """The report of `compile_for` as text, with a paragraph for each program."""
+  """Returns the report of `compile_for` as text, one paragraph per program."""
   parts = [
     f"{report['target']}: {report['devices']} x {report['device']};"
     f" batch {report['batch_size']}, accumulation {report['accumulation']},"
     f" remat {report['remat']}; jax {report['jax']}\n"
-    "Compiled for, not run on: these are properties of the program."
+    "The programs were compiled but not run; these are their properties."
   ]
   for program in report["programs"]:
-    # Which implementation of attention the network would use on that device.
+    # The backend that would run attention on this device.
     rows = [("  attention", f"by {program['backend']}")]
     if "norms" in program:
       rows.append(("  norms", f"by {program['norms']}"))
     if program["compiles"]:
       rows += _rows(program, report)
     else:
-      # None, if the compiler failed for a reason that says nothing of memory.
+      # `fits` is None if the compiler failed for a reason other than memory.
       verb = "fit" if program["fits"] is False else "compile"
       rows.append((f"  does not {verb}", program["reason"]))
 
@@ -167,13 +175,13 @@ def render(report: dict[str, Any]) -> str:
 
 
 def _rows(program, report):
-  """Yields rows of what is known of a program that compiles: (title, value).
+  """Yields rows (title, value) about a program that compiles.
 
   Args:
     program: an item of "programs" in the report.
-    report: all of it.
+    report: the whole report.
   """
-  # TPUs run a program by themselves; nothing is launched from outside.
+  # TPUs run a whole program by themselves, so operations are not launched.
   is_tpu = report["device"].startswith("TPU")
   seconds = program["trace_seconds"] + program["compile_seconds"]
   yield "  compiles", f"in {seconds:.0f} s"
@@ -181,7 +189,7 @@ def _rows(program, report):
   memory = program["memory"]
   room = report["memory"]
   fits = "fits" if program["fits"] else "does not fit"
-  # TPUs have no such fraction.
+  # There is no such fraction on TPUs.
   is_default = is_tpu or memory["peak"] <= DEFAULT_FRACTION * room
   if program["fits"] and not is_default:
     fits += ", with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
@@ -190,7 +198,7 @@ def _rows(program, report):
   yield "  arguments", tables.size(memory["arguments"])
   yield "  temporaries", tables.size(memory["temporaries"])
 
-  # A loop that runs an unknown number of times makes counts lower bounds.
+  # If the number of iterations of a loop is unknown, counts are lower bounds.
   parts = [f"{program['launches']:,} and {program['copies']:,} copies"]
   if program["unknown_loops"]:
     parts.append(f"at least, {program['unknown_loops']} loops counted once")

@@ -1,7 +1,7 @@
-"""Devices to compile for that are absent: their names, such as "h100:1x1x8".
+"""Absent devices to compile for, with names such as "h100:1x1x8".
 
-`machine` knows the devices that are here, and `attention.platforms` the kind of
-device that a program is traced for.
+For the devices of this machine, see `machine`. For the kind of device that a
+program is traced for, see `attention.platforms`.
 """
 
 import csv
@@ -24,13 +24,13 @@ class Kind:
   """A kind of device.
 
   Attributes:
-    description: for `describe`.
-    memory: bytes of one device.
-    sizes: usual topologies of one host: slices x hosts x GPUs, or the axes of a
-      torus. The smallest, which comes first, is that of a name without a
+    description: the description, for `describe`.
+    memory: the bytes of memory of one device.
+    sizes: the usual topologies of one host, slices x hosts x GPUs or the axes
+      of a torus. The first is the smallest, and is used for a name without a
       topology.
-    compiler: "tpu" or "cuda", which is also the platform that backends of
-      attention know.
+    compiler: "tpu" or "cuda", which is also the name of the platform for
+      attention backends.
   """
 
   description: str
@@ -39,7 +39,8 @@ class Kind:
   compiler: str = "tpu"
 
 
-# GPUs are in a file, since their compiler wants a page of numbers about each.
+# GPUs are described in a file, because their compiler requires many numbers
+# about each.
 KINDS = {
   name: Kind(
     description=row["description"],
@@ -49,8 +50,8 @@ KINDS = {
   )
   for name, row in GPUS.items()
 } | {
-  # The memory of TPUs is what their compiler says is available, which is less
-  # than what they are sold with.
+  # For TPUs, this is the memory that their compiler reports as available, which
+  # is less than the nominal memory.
   "v5e": Kind("Cloud TPU v5e, 16 GB", int(15.75 * GIB), ("1x1", "2x2", "2x4")),
   "v5p": Kind("Cloud TPU v5p, 95 GB", int(95.73 * GIB), ("2x2x1", "2x2x2")),
   "v6e": Kind("Cloud TPU v6e, 32 GB", int(31.24 * GIB), ("1x1", "2x2", "2x4")),
@@ -63,7 +64,7 @@ class Target:
 
   Attributes:
     kind: a key of `KINDS`.
-    topology: how many there are along each axis, "1x1x8".
+    topology: the number of devices along each axis, such as "1x1x8".
 
   Example:
     >>> target = parse("h100:1x1x8")
@@ -89,12 +90,12 @@ class Target:
 
   @property
   def num_devices(self) -> int:
-    """The number of devices in all."""
+    """The total number of devices."""
     return math.prod(map(int, self.topology.split("x")))
 
   @property
   def gpu_config(self) -> str:
-    """The description of a GPU for its compiler, as a text proto."""
+    """The description of a GPU for its compiler, as a text-format proto."""
     template = string.Template((HERE / "gpu.txtpb").read_text())
     return template.substitute(GPUS[self.kind])
 
@@ -102,7 +103,7 @@ class Target:
   def capability(self) -> float:
     """The compute capability of a GPU, such as 8.9; 0 for a TPU.
 
-    Kernels ask for it: some need instructions that older GPUs lack.
+    Kernels need to know it, because some use instructions that older GPUs lack.
     """
     if self.kind not in GPUS:
       return 0.0
@@ -114,19 +115,20 @@ def parse(name: str) -> Target:
   """Parses the name of a target.
 
   Args:
-    name: a kind, alone or with a topology: "h100", "h100:1x1x8", "v5e:2x2".
+    name: a kind, optionally with a topology: "h100", "h100:1x1x8", "v5e:2x2".
 
   Raises:
-    ValueError: the kind is unknown, or the topology has another number of axes.
+    ValueError: the kind is unknown, or the topology has the wrong number of
+      axes.
   """
   kind, _, topology = name.partition(":")
   if kind not in KINDS:
     raise ValueError(
-      f"unknown target {name!r}; known: {', '.join(KINDS)}, each also with a"
+      f"unknown target {name!r}; known: {', '.join(KINDS)}, optionally with a"
       " topology (h100:1x1x8, v5e:2x2); --target=list describes them"
     )
 
-  # A topology of unusual size is left to the compiler, which knows what exists.
+  # Only the compiler can tell whether a topology of unusual size exists.
   sizes = KINDS[kind].sizes
   size = r"[1-9]\d{0,3}"
   axes = [size] * len(sizes[0].split("x"))
@@ -138,7 +140,7 @@ def parse(name: str) -> Target:
 
 
 def describe() -> str:
-  """A table of the known targets, one per line."""
+  """Returns a table of the known targets, one per line."""
   rows = [("target", "device", "memory", "default, others")]
   for name, kind in KINDS.items():
     topologies = ", ".join(f"{name}:{topology}" for topology in kind.sizes)

@@ -1,7 +1,7 @@
-"""Reads a compiled program: its launches and collectives.
+"""Counts the launches and collectives of a compiled program.
 
-An instruction in a loop's body is launched as often as the loop runs. Of the
-branches of a conditional, the one with the most launches is counted.
+An instruction in the body of a loop is counted once per iteration. Of the
+branches of a conditional, only the one with the most launches is counted.
 """
 
 import math
@@ -14,35 +14,35 @@ COLLECTIVES = set(
   "all-gather all-reduce all-to-all collective-broadcast collective-permute"
   " ragged-all-to-all reduce-scatter".split()
 )
-# Instructions that launch nothing.
+# Opcodes that launch nothing.
 FREE = set(
   "add-dependency after-all bitcast constant domain get-tuple-element"
   " opt-barrier parameter partition-id replica-id tuple".split()
 )
-# Custom calls are kernels, except these, which launch nothing.
+# Custom calls are kernels, except for these, which launch nothing.
 FREE_CALL = re.compile('custom_call_target="(AllocateBuffer|Sharding)"')
-# A conditional on an index has the first attribute; one on a
-# boolean, the others.
+# A conditional on an index has the first attribute. A conditional on a boolean
+# has the other two.
 BRANCHES = "branch_computations", "true_computation", "false_computation"
-# The attribute that names the computation of an opcode.
+# {opcode: the attribute that names the called computation}.
 CALLS = {"call": "to_apply", "async-start": "calls"}
 
 # The text of a module is a list of computations:
 #   %add (x: f32[], y: f32[]) -> f32[] {
 #     ROOT %sum = f32[] add(%x, %y)
 #   }
-# The main one begins with ENTRY.
+# The main computation begins with ENTRY.
 COMPUTATION = re.compile(
   r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .*\{\n([\s\S]*?)\n\}", re.MULTILINE
 )
 INSTRUCTION = re.compile(
   r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)", re.MULTILINE
 )
-# bf16[8,128]: a dtype and sizes, which are empty for a scalar.
+# An array such as bf16[8,128]: a dtype and sizes, which are empty for a scalar.
 ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
-# The opcodes in the condition of a loop that counts.
+# The opcodes in the condition of a loop that counts its iterations.
 COUNTING = {"constant", "compare"}
-# What an instruction costs, besides its traffic.
+# What an instruction costs, besides reading and writing memory.
 LAUNCH, COPY = "launch", "copy"
 
 
@@ -50,10 +50,10 @@ class Instruction(NamedTuple):
   """One line of a computation: `name = shape opcode(rest`.
 
   Attributes:
-    name: unique in the module, such as "fusion.12".
-    shape: of its result, with layout; a tuple has brackets.
-    opcode: what it does, such as "fusion".
-    rest: operands and attributes.
+    name: the name, which is unique in the module, such as "fusion.12".
+    shape: the shape of the result, with its layout. A tuple is in brackets.
+    opcode: the operation, such as "fusion".
+    rest: the operands and attributes.
   """
 
   name: str
@@ -62,13 +62,13 @@ class Instruction(NamedTuple):
   rest: str
 
   def computations(self, attribute: str) -> list[str]:
-    """Names in an attribute: calls=%f, branch_computations={%f, %g}."""
+    """Returns the names in an attribute such as calls=%f or calls={%f, %g}."""
     value = re.search(rf"\b{attribute}=(\{{[^}}]*\}}|%?[\w.\-]+)", self.rest)
     return re.findall(r"[\w.\-]+", value[1]) if value else []
 
   def operands(self) -> list[str]:
-    """Names of what it reads; "state#1" is the second array of a tuple."""
-    # They end at the bracket that closes those of the operands.
+    """Returns operand names; "state#1" is the second array of a tuple."""
+    # The operands end at the bracket that closes their list.
     depth = 1
     end = 0
     while end < len(self.rest) and depth:
@@ -77,18 +77,20 @@ class Instruction(NamedTuple):
     return re.findall(r"%([\w.\-#]+)", self.rest[:end])
 
 
-# The computations by name.
+# {name: computation}.
 Module = dict[str, list[Instruction]]
 
 
 class Profile(NamedTuple):
-  """Cost of one execution.
+  """The cost of one execution of a program.
 
   Attributes:
-    launches: number, by the name of the instruction, up to its first dot.
-    copies: from memory to memory, which need no kernel.
-    collectives: {opcode: (how many, bytes of their results)}.
-    unknown_loops: loops whose number of trips is unknown; each counts as one.
+    launches: the number of launches by the name of the instruction up to its
+      first dot.
+    copies: the number of copies from memory to memory, which need no kernel.
+    collectives: {opcode: (number, bytes of their results)}.
+    unknown_loops: the number of loops whose number of iterations is unknown.
+      Each of these loops is counted as one iteration.
   """
 
   launches: Counter[str]
@@ -98,13 +100,13 @@ class Profile(NamedTuple):
 
 
 def profile(text: str) -> Profile:
-  """The cost of one execution of a compiled program.
+  """Returns the cost of one execution of a compiled program.
 
   Args:
-    text: an optimized HLO module, as `compiled.as_text()` gives it.
+    text: an optimized HLO module, from `compiled.as_text()`.
 
   Raises:
-    ValueError: it is not the text of a module.
+    ValueError: the text is not that of a module.
   """
   module, entry = read_module(text)
   launches: Counter[str] = Counter()
@@ -121,7 +123,7 @@ def profile(text: str) -> Profile:
       copies += times
       continue
     if kind == LAUNCH:
-      # Names end in numbers, and in what the compiler did: ".remat".
+      # Remove suffixes such as numbers and ".remat" from the name.
       launches[x.name.partition(".")[0]] += times
     for opcode, size in _collectives(module, x):
       number, total = collectives.get(opcode, (0, 0))
@@ -138,10 +140,10 @@ def read_module(text: str) -> tuple[Module, str]:
   """Returns the computations of a module, and the name of the main one.
 
   Args:
-    text: as in `profile`.
+    text: an optimized HLO module, see `profile`.
 
   Raises:
-    ValueError: it is not the text of a module.
+    ValueError: the text is not that of a module.
   """
   module: Module = {}
   entry = ""
@@ -174,7 +176,7 @@ class Executed(NamedTuple):
 def execute(
   module: Module, name: str, times: int = 1, is_in_loop: bool = False
 ) -> Iterator[Executed]:
-  """Lists what a computation, and all computations that it calls, execute.
+  """Yields the instructions that a computation and those it calls execute.
 
   Args:
     module: the module.
@@ -185,15 +187,17 @@ def execute(
   shapes = {x.name: x.shape for x in module[name]}
   for x in module[name]:
     if x.opcode == "while":
-      # Conditions are left out, because as a rule they only compare a counter.
+      # Ignore conditions, which usually only compare a counter.
       (body,) = x.computations("body")
       number = trips(module, x)
       if number is None:
-        yield Executed(x, 1, shapes, is_in_loop)
+        yield Executed(
+          instruction=x, times=1, shapes=shapes, is_in_loop=is_in_loop
+        )
         number = 1
       yield from execute(module, body, times * number, is_in_loop=True)
     elif x.opcode == "conditional":
-      # Which branch runs depends on the data, so the costliest is assumed.
+      # Which branch runs depends on the data, so assume the most expensive one.
       names = [y for attribute in BRANCHES for y in x.computations(attribute)]
       branches = [list(execute(module, y, times, is_in_loop)) for y in names]
       yield from max(branches, key=_num_launches)
@@ -201,16 +205,19 @@ def execute(
       for called in x.computations(CALLS[x.opcode]):
         yield from execute(module, called, times, is_in_loop)
     else:
-      yield Executed(x, times, shapes, is_in_loop)
+      yield Executed(
+        instruction=x, times=times, shapes=shapes, is_in_loop=is_in_loop
+      )
 
 
 def _num_launches(executed):
+  """Returns the total number of launches of `Executed` instructions."""
   return sum(x.times for x in executed if kind_of(x.instruction) == LAUNCH)
 
 
 def kind_of(x: Instruction) -> str:
   """Returns `LAUNCH`, `COPY`, or "" if an instruction costs nothing."""
-  # Asynchronous loop fusions copy a slice.
+  # An asynchronous loop fusion copies a slice.
   copies_slice = x.opcode == "fusion-start" and "kind=kLoop" in x.rest
   if copies_slice or x.opcode.endswith(("copy", "copy-start", "slice-start")):
     return COPY
@@ -226,25 +233,25 @@ def _collectives(module, x):
     (called,) = x.computations("calls")
     parts = module[called]
   for part in parts:
-    # The end of a collective has the shape of its result.
+    # For an asynchronous collective, only its end has the shape of the result.
     kind = part.opcode.removesuffix("-done")
     if kind in COLLECTIVES:
       yield kind, num_bytes(part.shape)
 
 
 def trips(module: Module, loop: Instruction) -> int | None:
-  """Returns the number of trips of a loop, or None if it is unknown.
+  """Returns the number of iterations of a loop, or None if it is unknown.
 
-  XLA notes it where it knows. Otherwise it is the one constant of a condition
-  `counter < constant`, if the counter begins at 0 and grows by 1, as those of
-  `scan` and `fori_loop` do.
+  XLA records the number if it knows it. Otherwise, it is the only constant in a
+  condition `counter < constant`. This assumes that the counter starts at 0 and
+  increases by 1, as in `scan` and `fori_loop`.
   """
   known = re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest)
   if known:
     return int(known[1])
 
   (condition,) = loop.computations("condition")
-  # A condition with anything else in it does not count trips.
+  # A condition that contains any other opcode does not count iterations.
   limits = []
   opcodes = set()
   is_below = False
@@ -261,19 +268,19 @@ def trips(module: Module, loop: Instruction) -> int | None:
 
 
 def num_bytes(shape: str) -> int:
-  """Bytes of a shape, without padding.
+  """Returns the bytes of a shape, without padding.
 
   >>> num_bytes("(bf16[8,8]{1,0}, s32[])")
   132
   """
   bits = 0
-  # Layouts contain no brackets, so that they never look like arrays.
+  # Layouts contain no square brackets, so they are never taken for arrays.
   for dtype, sizes in ARRAY.findall(shape):
     if dtype in ("token", "opaque"):
       continue
     size = math.prod(int(size) for size in sizes.split(",") if size)
-    # The digits of a dtype are its bits, also in f8e4m3fn: the
-    # first number counts.
+    # The first number in a dtype is its width in bits, even in f8e4m3fn. The
+    # dtype pred contains no number, and takes 8 bits.
     width = re.search(r"\d+", dtype)
-    bits += size * (int(width[0]) if width else 8)  # pred has none
+    bits += size * (int(width[0]) if width else 8)
   return bits // 8

@@ -1,4 +1,7 @@
-"""Compiles what standard input requests; runs in a compiler's environment."""
+"""The worker: compiles the programs that a request on standard input names.
+
+It runs in the environment of a compiler.
+"""
 
 import contextlib
 import dataclasses
@@ -26,7 +29,7 @@ from sparse_transformer.training import costs, rematerialization
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.experiment import Experiment
 
-# When the process began, for messages about how long it takes.
+# The start time of the process, for messages about progress.
 BEGAN = time.monotonic()
 
 
@@ -34,10 +37,10 @@ class Program(NamedTuple):
   """A program to compile.
 
   Attributes:
-    name: printed, and a title in the report.
-    requests: of attention in it.
-    function: jitted.
-    arguments: its arguments, as `jax.ShapeDtypeStruct`s with shardings.
+    name: the name in messages and in the report.
+    requests: the requests of its attention.
+    function: a jitted function.
+    arguments: the arguments, as `jax.ShapeDtypeStruct`s with shardings.
   """
 
   name: str
@@ -47,9 +50,13 @@ class Program(NamedTuple):
 
 
 def main() -> None:
-  """Answers one request, as JSON on standard input, in a file of its folder."""
+  """Reads a request from standard input, and writes the answer to a file.
+
+  Both are JSON. The request names the folder of the file.
+  """
   request = json.load(sys.stdin)
-  # Errors that a user can fix; all others end the process with a traceback.
+  # Report errors that a user can fix. All other errors end the process with a
+  # traceback.
   answer: dict[str, Any]
   try:
     answer = dict(result=_answer(request))
@@ -61,9 +68,9 @@ def main() -> None:
 
 
 def _answer(request):
-  """The report on a request, see `compilers.compile_for`.
+  """Returns the report on a request, see `compilers.compile_for`.
 
-  Programs are traced with shapes in place of parameters and data. Raises
+  Programs are traced with shapes instead of parameters and data. Raises
   ValueError or OSError if the request is impossible.
   """
   target = hardware.parse(request["target"])
@@ -96,14 +103,17 @@ def _answer(request):
 
 
 def _report_step(experiment, requests, target):
-  """Reports a training step; with `model.remat=auto`, what a run would choose.
+  """Reports a training step.
+
+  With `model.remat=auto`, it is the step that a run would choose.
 
   Args:
     experiment: the experiment, on the devices of the target.
-    requests: of its attention.
+    requests: the requests of its attention.
     target: the devices.
 
-  Returns (what the backward pass recomputes, an item of "programs").
+  Returns:
+    (what the backward pass recomputes, an item of "programs").
   """
   asked = experiment.config.model.remat
   remats = schema.REMATS if asked == "auto" else (asked,)
@@ -123,7 +133,7 @@ def _report_step(experiment, requests, target):
 
 
 def _norms(experiment, target):
-  """What computes the norms of a training step on a target, and why."""
+  """Returns what computes the norms of a step on a target, and why."""
   model = experiment.model
   train = experiment.config.train
   shape = train.batch_size // train.accumulation, model.length, model.width
@@ -133,17 +143,19 @@ def _norms(experiment, target):
 
 
 def _has_room(memory, target):
-  """Whether a run would choose a program that needs this memory."""
-  # What JAX allocates by default, without the state.
+  """Returns whether a run would choose a program that needs this memory."""
+  # The memory that JAX allocates by default, minus the state.
   fraction = compilers.DEFAULT_FRACTION if target.compiler == "cuda" else 1
   free = fraction * target.memory - memory["arguments"]
   return memory["temporaries"] <= rematerialization.SHARE * free
 
 
 def _devices(target: hardware.Target) -> list[jax.Device]:
-  """The devices of a target; raises ValueError if its compiler rejects it."""
-  # A topology is a description of devices, by which a program can be compiled
-  # but not run.
+  """Returns the devices of a target.
+
+  Raises ValueError if the compiler rejects the target.
+  """
+  # A topology describes devices for which programs can be compiled but not run.
   describe = topologies.get_topology_desc
   try:
     if target.compiler == "tpu":
@@ -157,19 +169,20 @@ def _devices(target: hardware.Target) -> list[jax.Device]:
 
 
 def _attention(experiment, requests, key_heads=0, segments=False, **options):
-  """Yields programs of both passes of each distinct pattern.
+  """Yields a program for each request: attention, forward and backward.
 
   Args:
     experiment: the experiment, on the devices of the target.
-    requests: of the network's attention, one for each pattern.
-    key_heads: number of heads of keys and values; 0: as in the network.
-    segments: whether to add segments where the network has none.
-    **options: of `attend`.
+    requests: the requests of the network's attention, one for each distinct
+      tuple of patterns.
+    key_heads: the number of KV heads; 0 for that of the network.
+    segments: whether to add segments if the network has none.
+    **options: further arguments of `attend`.
   """
   model = experiment.model
   train = experiment.config.train
   key_heads = key_heads or model.num_key_heads
-  # One microbatch: what is in memory at a time.
+  # Use the size of a micro-batch, which is what is processed at a time.
   size = train.batch_size // train.accumulation, model.length
 
   def array(heads, width):
@@ -183,7 +196,7 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
   k = array(key_heads, qk_width)
   v = array(key_heads, value_width)
 
-  # A softcap decides which backends can run it, so that requests name it too.
+  # Requests must include the softcap, because not all backends support it.
   softcap = options.get("softcap", 0.0)
   for request in requests:
     request = dataclasses.replace(
@@ -199,7 +212,8 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
         size, jnp.int32, sharding=experiment.batch_sharding
       )
 
-    # Their values do not matter to the compiler: they are constants here.
+    # Use constants for these, because compilation does not depend on their
+    # values.
     sinks_H: Any = np.zeros(model.num_heads) if request.sinks else None
     bias_HD: Any = None
     if request.bias:
@@ -216,7 +230,7 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
       **options,
     )
 
-    # Heads with one pattern are named once.
+    # List each distinct pattern once.
     names = dict.fromkeys(map(str, request.patterns))
     yield Program(
       name=f"attention: {shorten(', '.join(names))}",
@@ -227,8 +241,8 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
 
 
 def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
-  """Attention's output, and the gradients of q, k and v for a given `dout`."""
-  # Inside of jit, where the mesh is known.
+  """Returns the output of attention, and the gradients of q, k and v."""
+  # Compute this inside jit, where the mesh is known.
   spec = sharding.heads(*q_BLHK.shape[:2])
   attend = functools.partial(attend, segments_BL=segments_BL, spec=spec)
   out, backward = jax.vjp(attend, q_BLHK, k_BLGK, v_BLGE)
@@ -236,7 +250,7 @@ def _with_gradients(attend, q_BLHK, k_BLGK, v_BLGE, dout_BLHE, segments_BL):
 
 
 def _report(program, experiment, target):
-  """Compiles a program, and reports what the compiler made of it.
+  """Compiles a program, and returns a report about it.
 
   Args:
     program: the program.
@@ -244,8 +258,9 @@ def _report(program, experiment, target):
     target: the devices.
 
   Returns:
-    An item of "programs" in the report, as JSON. If it does not compile, it has
-    `reason`, and `fits` is False if that is memory, otherwise None.
+    An item of "programs" in the report, as JSON. If the program does not
+    compile, the item includes `reason`, and `fits` is False if memory is the
+    reason, otherwise None.
   """
   name = program.name
   with _targeting(experiment, target):
@@ -258,13 +273,13 @@ def _report(program, experiment, target):
     began = _tell(target, f"{name}: tracing")
     try:
       traced = program.function.trace(*program.arguments)
-      # Without this, it would be lowered for the CPU of this process.
+      # Otherwise, the program would be lowered for the CPU of this process.
       lowered = traced.lower(lowering_platforms=(target.compiler,))
       lowered_at = _tell(target, f"{name}: compiling")
       report["trace_seconds"] = round(lowered_at - began, 1)
       compiled = lowered.compile()
-    except RuntimeError as error:  # of JAX, or of cuDNN if it is missing
-      # Compilers for TPUs say so if memory is exceeded.
+    except RuntimeError as error:  # from JAX, or from cuDNN if it is missing
+      # If memory is exceeded, the error of the compiler for TPUs mentions HBM.
       fits = False if "hbm" in str(error).lower() else None
       reason = _first_line(error)
       return report | dict(compiles=False, fits=fits, reason=reason)
@@ -277,7 +292,7 @@ def _report(program, experiment, target):
   return report | dict(
     compile_seconds=round(ended - lowered_at, 1),
     compiles=True,
-    # The compiler for TPUs rejects what does not fit.
+    # The compiler for TPUs rejects programs that do not fit.
     fits=target.compiler == "tpu" or peak <= target.memory,
     memory=dict(  # bytes on one device
       peak=peak,
@@ -297,9 +312,9 @@ def _report(program, experiment, target):
 
 @contextlib.contextmanager
 def _targeting(experiment, target):
-  """Traces programs of an experiment for a target, within `with`."""
-  # Kernels ask for the device when they are lowered and, since each device runs
-  # a kernel on its own part, once more when the program is divided.
+  """A context in which programs of an experiment are traced for a target."""
+  # Kernels query the device when they are lowered, and again when the program
+  # is partitioned, so the context must include both.
   with (
     platforms.targeting(target.compiler, target.capability),
     use_abstract_mesh(experiment.mesh.abstract_mesh),
@@ -315,8 +330,11 @@ def _tell(target, doing):
 
 
 def _first_line(error: Exception) -> str:
-  """The first line of an error; of one that quotes a traceback, its error."""
-  # A quoted traceback ends with the error that matters.
+  """Returns the first line of an error message.
+
+  If the message quotes a traceback, it returns the quoted error, which is at
+  the end of the traceback.
+  """
   first, _, rest = str(error).strip().partition("\n")
   if "Traceback" not in first:
     return first

@@ -1,1 +1,1 @@
-"""Training: the step, the loop, and what a run reads and writes."""
+"""Training: the step, the loop, and the files that a run reads and writes."""

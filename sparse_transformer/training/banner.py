@@ -1,4 +1,4 @@
-"""The lines that a run prints about itself: at its start, and at its end."""
+"""The lines that a run prints about itself at its start and its end."""
 
 import itertools
 import os
@@ -17,21 +17,21 @@ from sparse_transformer.training.stopwatch import Limit
 def introduce(
   experiment: Experiment, workdir: object, limit: Limit | None
 ) -> None:
-  """Prints what is worth knowing about a run, before it is compiled.
+  """Prints a summary of a run before its training step is compiled.
 
   Args:
-    experiment: the run's.
-    workdir: its folder.
-    limit: the limit of its time, if that ends it.
+    experiment: the experiment of the run.
+    workdir: the folder of the run.
+    limit: the time limit of the run, or None.
 
-  Raises Unsupported if its attention cannot run here.
+  Raises Unsupported if no backend can run its attention on these devices.
   """
   config = experiment.config
   source = experiment.source
   layers = experiment.model.num_layers
 
-  # A stream has an example at each position, so that they overlap: its symbols
-  # are counted.
+  # In a stream, an example starts at each position, so examples overlap.
+  # Therefore print its number of symbols instead.
   amount = f"{len(experiment.examples):,} examples"
   if isinstance(source, data.Stream):
     amount = f"{len(experiment.examples) + source.length - 1:,} symbols"
@@ -68,13 +68,14 @@ def warn(experiment: Experiment) -> None:
 
 
 def _shared_summaries(config):
-  """A warning if all heads share a summary, else "".
+  """Returns a warning if all heads share the same summary columns, else "".
 
-  Source: section 4.3 of Child et al. 2019, where heads have distinct ones.
+  Source: Child et al. 2019, section 4.3, where heads have distinct columns.
   """
   attention = config.attention
   heads = config.model.num_heads
-  # In this mode, half of the heads have the blocks, and half the summaries.
+  # In this mode, half of the heads attend within blocks, and the other half
+  # attend to summary columns.
   if attention.pattern == "fixed" and attention.mode == "heads":
     heads //= 2
   distinct = min(heads, attention.stride // attention.width)
@@ -82,44 +83,45 @@ def _shared_summaries(config):
   if is_fixed and attention.num_summaries == 1 and distinct > 1:
     return (
       f"with attention.num_summaries=1, {heads} heads of {attention.pattern}"
-      " share the same summary columns; the paper's have distinct ones, as with"
-      f" attention.num_summaries={distinct}"
+      " share the same summary columns; the paper's heads have distinct ones,"
+      f" as with attention.num_summaries={distinct}"
     )
 
   return ""
 
 
 def _skipped_byte(model):
-  """A warning if no head sees the byte above the target of an image, else "".
+  """Returns a warning if no head sees the byte above the target, else "".
 
-  A stride of exactly one row has this effect, because inputs are shifted.
+  This concerns images. It happens if the stride is exactly one row, because
+  inputs are shifted by one.
   """
   if len(model.shape) != 3 or model.classifies:
     return ""
 
-  # One query stands for all: the last channel of a pixel in the middle, which
-  # has a row above and pixels on both sides.
+  # One query represents all: the last channel of a pixel in the middle, with a
+  # row above it and pixels on both sides.
   rows, columns, channels = model.shape
   row = columns * channels
   query = rows // 2 * row + columns // 2 * channels + channels - 1
   drawn = set(itertools.chain.from_iterable(model.patterns))
   keys = lambda p: p.keys(query, model.length)
 
-  # Inputs are shifted by one: key k holds byte k - 1. The byte above the target
-  # of the query is therefore at the key after that one row back. A head that
-  # may choose it is no mistake.
+  # Inputs are shifted by one, so key k holds byte k - 1. The byte above the
+  # query's target is therefore held by the key at query - row + 1. If a
+  # content-based pattern may choose this key, there is no warning.
   may_hold = any(query - row + 1 in keys(p.support()) for p in drawn)
   if may_hold or not any(query - row in keys(p.static_part()) for p in drawn):
     return ""
   return (
-    f"no layer's keys hold the byte above the target, t-{row}: inputs are"
-    f" shifted by one, so that the key {row} back holds t-{row + 1};"
-    f" Strided({row}, offset=1) has it, as in attention.pattern=strided_target"
+    f"no layer's keys hold the byte above the target, t-{row}, because inputs"
+    f" are shifted by one: the key {row} positions back holds t-{row + 1}; use"
+    f" Strided({row}, offset=1), as in attention.pattern=strided_target"
   )
 
 
 def origin(start: Mapping[str, Any]) -> str:
-  """A line about the weights that a run starts from.
+  """Returns a line about the weights from which a run starts.
 
   Args:
     start: the description of these weights, from `warm_start.first_state`.
@@ -139,18 +141,18 @@ def end(
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None,
 ) -> str:
-  """A line about a complete run: its best validation, and what to do next.
+  """Returns a line about a complete run: its best validation and what to do.
 
   Args:
-    experiment: the run's.
-    workdir: its folder.
-    config_file: the file of its config, if it was read from one.
+    experiment: the experiment of the run.
+    workdir: the folder of the run.
+    config_file: the file that defined the config, or None.
   """
   script = os.path.relpath(version.ROOT / "eval.py")
   words = ["python", script, f"--workdir={workdir}"]
 
-  # A config file that registers patterns or data sources of its own must be
-  # named again wherever they are used.
+  # If the config file registers patterns or data sources, each command that
+  # uses them must name the file again.
   known = patterns.CATALOGUE | patterns.CONTENT | data.SOURCES
   ours = all(x.__module__.startswith("sparse_") for x in known.values())
   if config_file and not ours:

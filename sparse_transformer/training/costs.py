@@ -1,4 +1,4 @@
-"""What a step costs: FLOPs, bytes of the training state, utilization."""
+"""The cost of a step: FLOPs, bytes of the training state, utilization."""
 
 import collections
 import itertools
@@ -15,10 +15,10 @@ from sparse_transformer.training import step as step_lib
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.optimizer import make_optimizer
 
-# The peak FLOPs per second of devices, by JAX's `device_kind`, for dense matrix
-# products in 16 bits. Sources: NVIDIA's white papers on Hopper (H100 SXM5 and
-# PCIe; the H200 has the same chip), Ampere (A100) and Volta (V100 SXM2),
-# without sparsity; the system architecture pages of Cloud TPU.
+# Peak FLOPs per second of each device, by JAX's `device_kind`, for 16-bit
+# matrix products without structured sparsity. Sources: NVIDIA's white papers on
+# Hopper (H100 SXM5 and PCIe; the H200 has the same chip), Ampere (A100) and
+# Volta (V100 SXM2); the system architecture pages of Cloud TPU.
 PEAKS = {
   "NVIDIA H100 80GB HBM3": 989.4e12,
   "NVIDIA H200": 989.4e12,
@@ -42,15 +42,17 @@ PEAKS = {
 def attention_requests(
   config: schema.Config, model: model_lib.Config, platform: str = ""
 ) -> list[Request]:
-  """Describes the attention of a micro-batch, once for each distinct layer.
+  """Describes the calls of `attend` for a micro-batch.
 
-  They are what the network will ask of `attend`, so that backends can be
-  chosen, checked and counted before anything is traced.
+  There is one request for each distinct tuple of patterns in the layers. With
+  these requests, backends can be chosen and checked, and costs counted, before
+  anything is traced.
 
   Args:
-    config: the experiment's, for its batch and mesh.
-    model: its network.
-    platform: where it would run, as JAX names it; by default here.
+    config: the config of the experiment, which defines batch and mesh.
+    model: the config of its network.
+    platform: the platform to run on, as JAX names it; by default, the current
+      one.
   """
   qk_width, value_width = model.widths
   split = Split()
@@ -78,9 +80,9 @@ def attention_requests(
 
 
 def count_pairs(model: model_lib.Config) -> int:
-  """Counts the pairs of query and key in one sequence, over all heads.
+  """Counts the query-key pairs in one sequence, over all layers and heads.
 
-  Where the content decides, it is the most that there can be.
+  For content-based patterns, it counts the maximum possible number of pairs.
   """
   heads = collections.Counter(itertools.chain.from_iterable(model.patterns))
   return sum(
@@ -90,31 +92,34 @@ def count_pairs(model: model_lib.Config) -> int:
 
 
 def keys_per_query(model: model_lib.Config) -> float:
-  """The mean number of keys of a query, over positions, heads and layers."""
+  """Returns the mean number of keys per query over positions, heads, layers."""
   return count_pairs(model) / (model.length * sum(map(len, model.patterns)))
 
 
 def flops_per_token(model: model_lib.Config) -> dict[str, float]:
-  """FLOPs that a token of a step needs, however it is executed.
+  """Returns the FLOPs that a training step needs per token.
 
-  The backward pass counts as twice the forward pass, and recomputation not at
-  all. Of attention, the pairs of the patterns count; of experts, those that a
-  position passes through.
+  The number does not depend on how the step is executed. The backward pass
+  counts twice as much as the forward pass, and recomputation is not counted.
+  Attention is counted for the pairs of the patterns only, and experts are
+  counted only where a position passes through them.
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
 
-  Returns those of `weights` and of `attention`, and their `total`.
+  Returns:
+    A dict of the FLOPs of products with `weights`, the FLOPs of `attention`,
+    and their `total`.
   """
-  # A pair takes two FLOPs for each number of its query and of its value, and
-  # the backward pass takes twice that.
+  # In the forward pass, a pair takes two FLOPs per component of its query and
+  # of its value. The backward pass takes twice as many.
   weights = 3 * _weight_flops(model)
   attention = 6 * sum(model.widths) * count_pairs(model) / model.length
   return dict(weights=weights, attention=attention, total=weights + attention)
 
 
 def _weight_flops(model: model_lib.Config) -> int:
-  """FLOPs of a token's forward pass in products with weights."""
+  """Returns the FLOPs per token of products with weights, forward only."""
   products = model_lib.count_active_parameters(model, name="kernel")
-  # A classifier's output layer runs once for a sequence, not for a token.
+  # The output layer of a classifier runs once per sequence, not per token.
   if model.classifies:
     products -= model.width * model.outputs
   return 2 * products
@@ -123,16 +128,16 @@ def _weight_flops(model: model_lib.Config) -> int:
 def speed(
   tokens_per_second: float, model: model_lib.Config
 ) -> dict[str, float]:
-  """The speed fields of a line of metrics.
+  """Returns the speed fields of a line of metrics.
 
   Args:
-    tokens_per_second: of all devices together; 0 if it is unknown.
-    model: the network.
+    tokens_per_second: the speed of all devices together; 0 if unknown.
+    model: the config of the network.
 
   Returns:
-    `tokens_per_second`, `model_flops_per_second`, and, for devices in `PEAKS`,
-    `mfu`: model FLOPs utilization, as a fraction of their peak in 16 bits. None
-    of them for an unknown speed.
+    A dict of `tokens_per_second`, `model_flops_per_second` and, for devices in
+    `PEAKS`, `mfu`, the model-FLOPs utilization as a fraction of their 16-bit
+    peak. If the speed is unknown, the dict is empty.
   """
   if not tokens_per_second:
     return {}
@@ -142,7 +147,7 @@ def speed(
     tokens_per_second=tokens_per_second, model_flops_per_second=flops
   )
 
-  # Unknown devices have no utilization, rather than a wrong one.
+  # For unknown devices, omit the utilization rather than guess the peak.
   devices = jax.devices()
   if peak := PEAKS.get(devices[0].device_kind):
     fields["mfu"] = flops / (peak * len(devices))
@@ -150,10 +155,14 @@ def speed(
 
 
 def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
-  """Bytes of the training state and of its gradients on one device.
+  """Returns the bytes of the training state and gradients on each device.
 
-  Returns `parameters`, `optimizer`, `average`, `gradients`, and their `total`.
-  Activations are not in it: `Experiment.compile_step` says what they need.
+  Activations are not included, because only a compiled program tells what they
+  need, see `Experiment.compile_step`.
+
+  Returns:
+    A dict of the bytes of `parameters`, `optimizer`, `average` and `gradients`,
+    and their `total`.
   """
   state = abstract_state(config, model)
   sizes = mesh.sizes(config)
@@ -162,22 +171,23 @@ def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
     parameters=weights,
     optimizer=bytes_on_device(state.opt_state, sizes),
     average=bytes_on_device(state.ema, sizes),
-    # Those of one micro-batch and, if there are several, also their sum.
+    # With several micro-batches, the gradients of one and the sum of all.
     gradients=weights * min(config.train.accumulation, 2),
   )
   return parts | dict(total=sum(parts.values()))
 
 
 def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
-  """Bytes that a training state, or a part of one, takes on each device.
+  """Returns the bytes on each device of a training state, or a part of it.
 
   Args:
-    tree: arrays, or their shapes and dtypes.
-    sizes: the devices along each axis of the mesh.
+    tree: a pytree of arrays, or of their shapes and dtypes.
+    sizes: the number of devices along each axis of the mesh.
   """
   total = 0
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
-    # An array is split over some axes of the mesh, and copied along the others.
+    # An array is split over some axes of the mesh and replicated over the
+    # others.
     devices = math.prod(sizes[axis] for axis in spec(path, x) if axis)
     total += math.prod(x.shape) * x.dtype.itemsize // devices
 
@@ -187,10 +197,10 @@ def bytes_on_device(tree: Any, sizes: mesh.Sizes) -> int:
 def abstract_state(
   config: schema.Config, model: model_lib.Config
 ) -> step_lib.State:
-  """The shapes and dtypes of a network's training state.
+  """Returns the shapes and dtypes of the training state of a network.
 
-  Nothing is computed, and no device is used. Raises ValueError if the schedule
-  of the learning rate is invalid.
+  This computes nothing and uses no device. Raises ValueError if the schedule of
+  the learning rate is invalid.
   """
   optimizer = make_optimizer(config)
   return jax.eval_shape(

@@ -1,7 +1,8 @@
 """The objects that a config describes: data source, network, update.
 
-An `Experiment` makes each of them when it is first used, so that a command pays
-only for what it needs. A `Run` is an experiment with a checkpoint to read.
+An `Experiment` creates each object when it is first used, so that a command
+takes no time for objects that it does not need. A `Run` is an experiment with a
+checkpoint to read.
 """
 
 import dataclasses
@@ -32,15 +33,15 @@ from sparse_transformer.training.optimizer import make_optimizer, schedule
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Experiment:
-  """The pieces of a run. Construction reads no data and computes nothing.
+  """The objects of a run. Construction reads no data and computes nothing.
 
   Attributes:
-    config: the settings; the constructor also takes a ConfigDict.
-    devices: the devices of the mesh; None for all of them.
-    shared: a data source to use in place of a new one, such as that of another
-      experiment with the same data.
+    config: the config; the constructor also accepts a ConfigDict.
+    devices: the devices of the mesh, or None for all devices.
+    shared: a data source to use instead of a new one, for example that of
+      another experiment with the same data, or None.
 
-  Raises ValueError if the config breaks a rule of `schema`.
+  Raises ValueError if a field of the config is invalid, see `schema`.
   """
 
   config: schema.Config
@@ -55,7 +56,7 @@ class Experiment:
 
   @functools.cached_property
   def source(self) -> data.Source:
-    """The data that the config names."""
+    """The data source that the config names."""
     return self.shared or data.source(self.config.data)
 
   @functools.cached_property
@@ -65,9 +66,10 @@ class Experiment:
 
   @functools.cached_property
   def numbers(self) -> Sequence[np.ndarray]:
-    """The example numbers of each batch: `numbers[i]` [B] after i updates.
+    """The indices [B] of the examples in each batch.
 
-    They are a function of the seed, the step and the size of batches alone.
+    `numbers[i]` is the batch after i updates. It depends only on the seed, i
+    and the batch size.
     """
     settings = self.config.train
     numbers = range(len(self.examples))
@@ -77,17 +79,17 @@ class Experiment:
     """Reads a batch onto the devices of the mesh.
 
     Args:
-      updates: how many updates come before it, from 0.
+      updates: the number of updates before this batch.
 
-    Returns integers [B, L]; of labelled data, rows [B, L + 2], see
-    `data.Sequences`.
+    Returns:
+      Integers [B, L]; for labelled data, rows [B, L + 2], see `data.Sequences`.
     """
     numbers = self.numbers[updates]
     arrangement = self.source.arrangement
     seed = self.config.train.seed
 
-    # A row is a function of (seed, updates, i) alone: a run that resumes, on
-    # any number of processes, sees the same batches.
+    # A row depends only on (seed, updates, i), so that a resumed run sees the
+    # same batches on any number of processes.
     def read_row(i):
       labels = arrangement.draw(seed, updates, i)
       example = self.examples[int(numbers[i])]
@@ -97,10 +99,11 @@ class Experiment:
     return processes.place(read_row, shape, self.batch_sharding)
 
   def batch_like(self, dtype: Any = None) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and sharding of a batch.
+    """Returns the shape, dtype and sharding of a batch.
 
-    By default the dtype is the smallest that holds all symbols. Labelled rows,
-    which also hold numbers of symbols, may need a larger one.
+    By default, the dtype is the smallest that can represent all symbols.
+    Labelled rows may need a larger one, because they also contain the lengths
+    of sequences.
     """
     return jax.ShapeDtypeStruct(
       (self.config.train.batch_size, self.model.row_length),
@@ -110,13 +113,14 @@ class Experiment:
 
   @functools.cached_property
   def model(self) -> model_lib.Config:
-    """The network's config, whose vocabulary and length are the data's."""
+    """The config of the network, with the vocabulary and length of the data."""
     return model_lib.configure(self.config, self.source)
 
   def stage(self, step: int) -> str:
-    """Names the weights of a step in a sentence, such as "step 700".
+    """Returns how a sentence refers to the weights of a step.
 
-    Converted weights have step 0, although they are not random.
+    This is "step 700", for example, or "converted weights" for step 0 of a run
+    that was made by `convert`, because its weights are not random.
     """
     is_converted = self.config.train.init_from and not step
     return "converted weights" if is_converted else f"step {step:,}"
@@ -128,25 +132,25 @@ class Experiment:
 
   @functools.cached_property
   def losses(self) -> Callable[..., Any]:
-    """What scores batches, see `step.make_losses`.
+    """The function that scores batches, see `step.make_losses`.
 
-    Raises Unsupported if attention cannot run here.
+    Raises Unsupported if no backend can run the attention on these devices.
     """
-    # The backend is resolved before the network is traced: an error while
+    # Resolve backends before the network is traced, because an error during
     # tracing would not name the setting.
     for request in costs.attention_requests(self.config, self.model):
       registry.resolve(self.model.backend, request)
     return step_lib.make_losses(self.apply)
 
   def init(self) -> step_lib.State:
-    """The state before the first step."""
+    """Returns the state before the first step, with random weights."""
     params = model_lib.init_params(self.model, self.config.train.seed)
     optimizer = make_optimizer(self.config)
     return step_lib.init_state(params, optimizer, self.model.dtype)
 
   @functools.cached_property
   def like(self) -> step_lib.State:
-    """The state as shapes, dtypes and shardings."""
+    """The shapes, dtypes and shardings of the state."""
     shapes = costs.abstract_state(self.config, self.model)
     return mesh_lib.split(self.mesh, shapes)
 
@@ -157,8 +161,8 @@ class Experiment:
   def first_state(self) -> step_lib.State:
     """Computes `init` on the devices of the mesh.
 
-    Each array is made in parts, where it belongs: one device may be too small
-    for the whole state.
+    Each device creates only its own part of each array, because one device may
+    be too small for the whole state.
     """
     return jax.jit(self.init, out_shardings=self._shardings)()
 
@@ -175,9 +179,10 @@ class Experiment:
   def update(self) -> Any:
     """Jitted `step`: (state, tokens_BL, schedule) -> (new state, metrics).
 
-    It reuses the memory of the state that it is given, which is lost.
+    It reuses the memory of its argument `state`, which must not be used
+    afterwards.
     """
-    # Metrics are copied to each device, so that any process can read them.
+    # Replicate metrics over all devices, so that any process can read them.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(
       self.step,
@@ -186,13 +191,17 @@ class Experiment:
     )
 
   def compile_step(self, remat: str, dtype: Any = None) -> Any:
-    """Compiles `update`, which may take minutes, once for the same arguments.
+    """Compiles `update`, which may take minutes.
+
+    If it was already compiled with the same arguments, that program is
+    returned.
 
     Args:
-      remat: what the backward pass recomputes, from `rematerialization.choose`.
-      dtype: of batches; by default that of `batch_like`.
+      remat: what the backward pass recomputes, an item of `schema.REMATS`.
+      dtype: the dtype of batches; by default, that of `batch_like`.
 
-    Returns the compiled program, which is called as `update` is.
+    Returns:
+      The compiled program, which is called like `update`.
     """
     key = remat, dtype
     if key not in self._programs:
@@ -204,13 +213,16 @@ class Experiment:
     return self._programs[key]
 
   def with_remat(self, remat: str) -> "Experiment":
-    """This experiment with another value of `model.remat`, on the same data."""
+    """Returns this experiment with a different `model.remat`, on its data."""
     config = self.config.replace(**{"model.remat": remat})
     return Experiment(config, self.devices, self.source)
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The devices. Whatever runs the network sets it as the context."""
+    """The mesh of devices. Code that runs the network must set it as context.
+
+    Raises ValueError if the mesh does not fit the devices or the network.
+    """
     mesh = mesh_lib.make(self.config, self.devices)
     mesh_lib.check_network(self.model, mesh.shape)
     return mesh
@@ -223,14 +235,15 @@ class Experiment:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A saved step of a run, from `open_run`.
+  """A saved step of a run, as returned by `open_run`.
 
   Attributes:
     saved: the checkpoints of the run.
     step: the step to read.
-    config: the config that trained this step; the fields that may change in any
-      run, such as paths and devices, have their values from config.json.
-    experiment: the experiment of this config under overrides.
+    config: the config with which this step was trained. Fields that any resumed
+      run may change, such as paths and devices, have their values from
+      config.json.
+    experiment: the experiment of this config with overrides applied.
   """
 
   saved: Saved
@@ -240,14 +253,14 @@ class Run:
 
   @property
   def workdir(self) -> pathlib.Path:
-    """The folder of the run, absolute."""
+    """The absolute path of the folder of the run."""
     return self.saved.workdir
 
   @property
   def has_other_data(self) -> bool:
-    """Whether overrides name other data than the run's."""
-    # Other fields of data, such as the length, would make another network:
-    # `changes` refuses them.
+    """Whether overrides name data other than the run's."""
+    # Other fields of data, such as the length, would change the network, so
+    # `changes` rejects them.
     own = self.config.data
     used = self.experiment.config.data
     return (own.name, own.path) != (used.name, used.path)
@@ -258,8 +271,10 @@ class Run:
     Args:
       allowed: what changes may affect, a policy of `config`.
 
-    Returns {"group.field": (old, new)}.
-    Raises ValueError if a change affects something else.
+    Returns:
+      {"group.field": (old, new)} for each field that differs.
+
+    Raises ValueError if a change affects something that is not allowed.
     """
     place = f"checkpoint {self.saved.path(self.step)}"
     config = self.experiment.config
@@ -269,18 +284,19 @@ class Run:
     """Restores the state at the step.
 
     Args:
-      with_data: whether the caller reads data. These must then be the run's,
-        unless overrides name others. Symbols and classes must be the run's in
-        any case.
+      with_data: whether the caller reads data. If so, the data must be those of
+        the run, unless overrides name other data. Symbols and classes must be
+        those of the run in any case.
 
     Raises:
       FileNotFoundError: the checkpoint has just been deleted.
-      ValueError: it is damaged, from another network, or on other data.
+      ValueError: the checkpoint is damaged, belongs to another network, or was
+        trained on other data.
     """
     source = self.experiment.source
 
-    # Fields are compared before arrays, whose shapes would not say which
-    # setting differs.
+    # Compare fields before arrays are read, because an error about shapes would
+    # not name the setting that differs.
     if with_data and self.has_other_data:
       self.changes(config_lib.TO_READ_OTHER_DATA)
     else:
@@ -298,24 +314,24 @@ def open_run(
 ) -> Run:
   """Opens a run at a step.
 
-  A run may have changed its config since that step. The experiment is the one
-  that trained the step, under overrides.
+  The config of the run may have changed since that step. The experiment uses
+  the config with which the step was trained, with overrides applied.
 
   Args:
     workdir: the folder of the run.
     overrides: {"group.field": value}.
-    step: see `Saved.find`.
+    step: which step to open, see `Saved.find`.
 
   Raises:
-    FileNotFoundError: it has no config, or no such step.
-    ValueError: the checkpoint is damaged, or config.json is of another run.
+    FileNotFoundError: the run has no config, or does not have this step.
+    ValueError: the checkpoint is damaged, or config.json is from another run.
   """
   saved = Saved(workdir)
   step = saved.find(step)
   saved.verify(step)
 
-  # They differ after a run with --allow_changes: it writes config.json at its
-  # start, and its first checkpoint later.
+  # The configs differ if a run resumed with --allow_changes, because it writes
+  # config.json at its start and its first checkpoint only later.
   made = saved.config(step)
   changes = config_lib.compare(
     before=made,
@@ -324,8 +340,8 @@ def open_run(
     place=f"checkpoint {saved.path(step)}",
   )
 
-  # Paths and devices are today's, from config.json. All that affects weights or
-  # scores is as in the checkpoint.
+  # Fields such as paths and devices are current in config.json. Fields that
+  # affect weights or scores must be those of the checkpoint.
   free = {}
   edited = []
   for name, (_, value) in changes.items():
@@ -334,11 +350,12 @@ def open_run(
     else:
       edited.append(f"--config.{name}={value}")
 
-  # An earlier step is expected to have another config.
+  # Warn only about the last step, because earlier steps are expected to have a
+  # different config.
   if edited and step == saved.find():
     files.warn(
-      f"step {step:,} of {workdir} was trained with another config"
-      f" than config.json now has, and is used with its own, not with"
+      f"step {step:,} of {workdir} was trained with a config that differs from"
+      f" config.json; it is used with its own config, not with"
       f" {' '.join(edited)}"
     )
 

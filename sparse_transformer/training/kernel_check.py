@@ -1,9 +1,10 @@
-"""The check of fused kernels before a run first relies on them on a device.
+"""The check of fused kernels, before a run first uses them on a device.
 
-It runs in a process of its own, because a kernel may hang or end it. That is
-forked before this process uses the devices: a TPU belongs to one process at a
-time, and XLA takes most of a GPU's memory. Where devices are in use already, or
-several processes train together, this process checks.
+The check runs in a separate process, because a kernel may hang or crash. The
+process is forked before this one uses the devices, because only one process at
+a time can use a TPU, and XLA reserves most of a GPU's memory. If devices are
+already in use, or several processes train together, the check runs in this
+process instead.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ import sys
 from importlib import metadata
 
 import jax
-from jax._src import xla_bridge  # nothing public says whether devices are used
+from jax._src import xla_bridge  # no public API tells if devices are in use
 
 from sparse_transformer import atomic
 from sparse_transformer.attention import Split, registry, verify_request
@@ -26,23 +27,27 @@ from sparse_transformer.model import normalization
 from sparse_transformer.training import costs
 from sparse_transformer.training.experiment import Experiment
 
-MAX_SECONDS = 300  # of a check, which usually takes a few
+MAX_SECONDS = 300  # limit for one check, which usually takes a few seconds
 DRIVER = pathlib.Path("/proc/driver/nvidia/version")
-# Parts of faults that may pass: the memory of the device may be free another
-# time, and so a process not be killed. That of a block or core is never larger.
+# Phrases in faults that may be temporary: device memory may be free another
+# time, and a process may then not be killed. Faults about the memory of a block
+# or core are permanent, because this memory never grows.
 PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
   """Avoids kernels whose results here differ from plain XLA's.
 
-  "auto" does not choose backends of attention that differ, and norms do
-  without their kernels. Prints a line on standard error for each.
+  "auto" then does not choose attention backends that differ, and norms do not
+  use their kernels. Prints a line on standard error for each kernel that it
+  avoids.
 
   Args:
-    experiment: whose network will run; devices should not be in use yet.
+    experiment: the experiment whose network will run. Devices should not be in
+      use yet.
 
-  Returns the experiment.
+  Returns:
+    The experiment.
   """
   registry.avoid({})
   config = experiment.config
@@ -50,15 +55,15 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
   if not config.attention.check:
     return experiment
 
-  # They name the platform, for which JAX must use the devices: only a process
-  # that checks may call this.
+  # Requests name the platform, so creating them makes JAX use the devices.
+  # Therefore only the process that runs the check may call this function.
   cases = lambda: _cases(config, model)
   is_used = xla_bridge.backends_are_initialized()
   is_used |= jax.distributed.is_initialized() or sys.platform != "linux"
   check = _verdicts if is_used else _verdicts_of_process
 
-  # A check ends at the first fault. Then "auto" chooses others, which are
-  # checked in turn.
+  # A check ends at the first fault. The faulty backend is then avoided, "auto"
+  # chooses another one, and that one is checked as well.
   failed = []
   avoided = {}
   while verdicts := list(check(cases)):
@@ -75,7 +80,11 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
       requests = costs.attention_requests(config, model)
       chosen = (registry.resolve("auto", x) for x in requests)
       instead = f"attention by {' and '.join(dict.fromkeys(chosen))}"
-    kept = f"{path} has this verdict" if path.exists() else "it is not kept"
+    kept = (
+      f"to check it again, delete {path}"
+      if path.exists()
+      else "the next run checks it again"
+    )
     print(
       f"warning: {instead}, not {name}, which failed its check:"
       f" {'; '.join(faults)}; {kept}",
@@ -86,17 +95,17 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
 
 
 def _cases(config, model):
-  """Yields what to check: (name, what it is asked, a function: its faults).
+  """Yields what to check: (name, request, a function that returns its faults).
 
-  A single sequence on one device takes little time and memory, and its verdict
-  serves all sizes of batches and meshes.
+  Each check uses a single sequence on one device, which takes little time and
+  memory. The verdict applies to all batch sizes and meshes.
   """
   requests = []
   if config.attention.backend == "auto":
     requests = costs.attention_requests(config, model)
   for request in requests:
-    # Plain XLA is what others are compared with. It is checked only in place of
-    # one that failed, when something may be wrong with the device.
+    # Plain XLA is the reference for other backends. It is checked itself only
+    # after another backend has failed, because the device may then be faulty.
     name = registry.resolve("auto", request)
     if name in registry.PLAIN and not registry.avoided():
       continue
@@ -113,13 +122,14 @@ def _cases(config, model):
 
 
 def _verdicts(cases):
-  """Checks kernels in this process, until one has faults.
+  """Checks kernels in this process until one has faults.
 
   Args:
-    cases: a function that returns those of `_cases`.
+    cases: a function that returns the cases, see `_cases`.
 
-  Yields (name, file of its verdict, faults). Before a check that may end the
-  process, faults are None.
+  Yields:
+    (name, file of its verdict, faults). Before a check that may crash the
+    process, it yields a tuple whose faults are None.
   """
   for name, question, find_faults in cases():
     path = _path(name, question)
@@ -135,13 +145,17 @@ def _verdicts(cases):
 
 
 def _verdicts_of_process(cases):
-  """Yields `_verdicts` of another process, the end of which is one as well."""
+  """Yields the `_verdicts` of another process.
+
+  If that process crashes or hangs during a check, this is the last verdict.
+  """
   fork = multiprocessing.get_context("fork")
   ours, theirs = fork.Pipe(duplex=False)
   child = fork.Process(target=_send, args=(theirs, cases), daemon=True)
   child.start()
 
-  # With only one open copy of its end, the pipe ends when the child does.
+  # Close this copy of the writing end, so that the pipe ends when the child
+  # process ends.
   theirs.close()
   last = None
   with contextlib.suppress(EOFError):
@@ -150,7 +164,7 @@ def _verdicts_of_process(cases):
       yield last
   child.join()
 
-  # If it ended within a check, that is the verdict.
+  # If the child ended during a check, this is the fault of the backend.
   if last and last[2] is None:
     name, path, _ = last
     fault = f"its process ended with status {child.exitcode}"
@@ -162,21 +176,22 @@ def _verdicts_of_process(cases):
 
 
 def _send(pipe, cases):
-  """Sends `_verdicts` through a pipe; the main function of the process."""
-  # The traces of a crash would look like those of the run.
+  """Sends `_verdicts` through a pipe. This is the child's main function."""
+  # Hide standard error, because the traceback of a crash would look as if the
+  # run itself had crashed.
   with open(os.devnull, "w") as nowhere:
     os.dup2(nowhere.fileno(), 2)
 
-  # The run will need the memory that is left.
+  # Leave the rest of the memory to the run.
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   try:
     jax.devices()
-  # The run will raise the same error, and say what it means.
+  # The run will raise the same error, and explain it.
   except Exception:
     return
 
-  # A kernel that hangs never returns to Python: only the default action of the
-  # signal, which ends the process, can stop it.
+  # A kernel that hangs never returns to Python, so a Python handler would not
+  # run. Only the signal's default action, which ends the process, can stop it.
   signal.signal(signal.SIGALRM, signal.SIG_DFL)
   signal.alarm(MAX_SECONDS)
   for verdict in _verdicts(cases):
@@ -185,11 +200,14 @@ def _send(pipe, cases):
 
 
 def _kept(path, faults):
-  """Writes a verdict into its file, unless it may pass; returns the faults."""
+  """Writes a verdict to its file unless it may be temporary.
+
+  Returns the faults.
+  """
   if any(x in fault for x in PASSING for fault in faults):
     return faults
 
-  # Without the file, the next run checks again.
+  # If the file cannot be written, the next run checks again.
   with contextlib.suppress(OSError):
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic.write_json(path, faults)
@@ -197,9 +215,9 @@ def _kept(path, faults):
 
 
 def _path(*question):
-  """The file of a verdict, whose name follows from all that it depends on."""
+  """Returns the file of a verdict, named by a hash of all it depends on."""
   device = jax.local_devices()[0]
-  # cuDNN and the compilers of kernels are packages, too.
+  # Include all packages, because cuDNN and kernel compilers are packages, too.
   packages = [f"{x.name} {x.version}" for x in metadata.distributions()]
   library = pathlib.Path(__file__).parents[1]
   identity = [

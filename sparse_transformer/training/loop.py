@@ -43,20 +43,25 @@ from sparse_transformer.training.profile import Profile
 from sparse_transformer.training.step import State
 from sparse_transformer.training.stopwatch import Limit, Stopwatch
 
-# Steps after a start that are shown, whatever `train.log_every` says: what goes
-# wrong usually does so in the first minute, while somebody is looking.
+# Steps after a start that are always printed, regardless of `train.log_every`,
+# because problems usually appear in the first minute, while the user watches.
 EARLY = 1, 2, 5, 10, 20
 
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """What the training steps share, besides the program and the state.
+  """What all training steps share, except the program and the state.
 
   Attributes:
-    limit: of the run's time, if that ends it.
+    experiment: the experiment of the run.
+    limit: the time limit of the run, or None.
     profile: the steps to trace.
-    lines: of metrics.jsonl, before the first step of this process.
-    changes: of the config, since the checkpoint that the run resumes from.
+    stops: reports whether a signal asked any process to stop.
+    saver: saves checkpoints.
+    writer: writes metrics.
+    lines: the lines of metrics.jsonl before the first step of this process.
+    changes: changes of the config since the checkpoint from which the run
+      resumes.
   """
 
   experiment: Experiment
@@ -79,32 +84,35 @@ def train(
   on_metrics: metrics.OnMetrics | None = None,
   profile: Sequence[int] = (),
 ) -> State:
-  """Trains up to step `config.train.steps`, from the last checkpoint if any.
+  """Trains a run up to step `config.train.steps`.
 
+  If the workdir contains a checkpoint, the run resumes from the last one.
   Writes config.json, patterns.png, metrics.jsonl, events and checkpoints/ into
   the workdir.
 
   Args:
-    config: of the experiment; may be a ConfigDict.
+    config: the config of the experiment; may be a ConfigDict.
     workdir: the folder of the run.
-    config_file: where the config was read from; the workdir gets a copy.
-    limit: (a clock of `stopwatch.TIMES`, seconds) that ends a run of a single
-      process before its last step. The learning rate then follows the clock, so
-      that a resumed run is not the same bit for bit.
-    allow_changes: whether a run that resumes may change the fields that affect
-      what is in `config.WITH_ALLOW_CHANGES`, such as the learning rate. Its
-      weights then differ from those of a run that has the new values from the
-      start.
+    config_file: the file that defined the config, or None. The workdir gets a
+      copy.
+    limit: (a clock of `stopwatch.TIMES`, seconds), after which the run ends
+      even before its last step, or None. It requires a single process. The
+      learning rate is then scheduled by time, so a resumed run is not
+      bitwise-identical to an uninterrupted one.
+    allow_changes: whether a resumed run may change the fields whose effects
+      are in `config.WITH_ALLOW_CHANGES`, such as the learning rate. Its weights
+      then differ from those of a run that used the new values from the start.
     on_metrics: see `metrics.Writer`.
-    profile: consecutive steps, counted from 1, see `Profile`.
+    profile: consecutive steps to trace, counted from 1, see `Profile`.
 
-  Returns the state after the last step.
+  Returns:
+    The state after the last step.
 
   Raises:
     ValueError: the config is invalid, does not fit the workdir, or needs more
       memory than is free.
-    FloatingPointError: a loss or gradient is non-finite; the weights are as
-      before it.
+    FloatingPointError: a loss or gradient is non-finite. The weights keep their
+      values from before that step.
     OSError: a file cannot be written.
     signals.Stopped: a signal ended the run after it saved its state.
   """
@@ -114,9 +122,11 @@ def train(
   if allow_changes:
     allowed = config_lib.WITH_ALLOW_CHANGES
 
-  # From here on signals are caught, so that a run stops where it can resume.
+  # From here on, signals are caught, so that a run stops only at a point from
+  # which it can resume.
   with processes.Stops() as stops:
-    # Before devices are used: the check of kernels may fork a process.
+    # This must precede any use of devices, because the check of kernels may
+    # fork a process.
     experiment = processes.together(
       lambda: kernel_check.avoid_wrong(Experiment(config))
     )
@@ -126,7 +136,7 @@ def train(
       workdir_lib.hold(workdir),
       _saver(experiment, workdir) as saver,
     ):
-      # Whatever can be refused is refused here: compiling may take minutes.
+      # Make all checks before compilation, which may take minutes.
       resumed = processes.decide(saver.set_damaged_aside)
       changes = processes.decide(
         lambda: _changes(experiment.config, saver, resumed, allowed)
@@ -145,8 +155,8 @@ def train(
       ) as writer:
         if resumed:
           processes.say(f"resumes from step {resumed}")
-        # An error before the config is written leaves no run behind, see
-        # `workdir.hold`.
+        # If an error occurs before the config is written, `workdir.hold`
+        # removes the new workdir.
         processes.decide(
           lambda: write_run(
             experiment,
@@ -171,8 +181,8 @@ def train(
         )
         state = _steps(run, program, state)
 
-  # Only now are the lock released and the last checkpoint complete, so that the
-  # same command can run again at once.
+  # Raise only now, when the lock is released and the last checkpoint is
+  # complete, so that the user can run the same command again at once.
   if stops.reason:
     raise signals.Stopped(
       f"{stops.reason} at step {int(state.step)}, which is saved; run the same"
@@ -183,21 +193,22 @@ def train(
 
 
 def check(experiment: Experiment) -> None:
-  """Checks that a run can begin; computes nothing on a device.
+  """Checks that a run can begin, without computing anything on a device.
 
-  Raises ValueError or OSError if the batches, the data, the memory or attention
-  do not allow it.
+  Raises ValueError or OSError if batches do not fit the mesh, data cannot be
+  read, memory does not suffice, or attention cannot run.
   """
   config = experiment.config
   sizes = experiment.mesh.shape
   mesh.check_batch(config, sizes)
   mesh.check_batch(config, sizes, "eval")
 
-  # What the step itself needs is known only when it is compiled: `_compile`.
+  # This covers only the state. The memory that the step itself needs is known
+  # only when it is compiled, see `_compile`.
   state = costs.bytes_on_device(experiment.like, sizes)
   machine.check_free("the training state", state)
 
-  # Tracing finds what attention refuses; nothing is computed.
+  # Tracing raises the errors of attention without computing anything.
   batch = experiment.batch_like(experiment.examples[0].dtype)
   with jax.set_mesh(experiment.mesh):
     jax.eval_shape(experiment.losses, experiment.like.params, batch)
@@ -210,44 +221,47 @@ def write_run(
   step: int = 0,
   changes: config_lib.Changes | None = None,
 ) -> None:
-  """Writes the files that describe a run: its config, and its patterns drawn.
+  """Writes the files that describe a run: its config, a picture of patterns.
 
   Args:
-    experiment: the run's.
-    workdir: its folder.
-    config_file: is copied, since config.json does not hold the patterns and
-      data sources that such a file may register.
+    experiment: the experiment of the run.
+    workdir: the folder of the run.
+    config_file: the file that defined the config, or None. It is copied,
+      because it may register patterns and data sources, which config.json
+      cannot contain.
     step, changes: see `config.write_config`.
   """
   if config_file:
     source = pathlib.Path(config_file).read_bytes()
     atomic.write_bytes(workdir / "config.py", source)
 
-  # A run can do without its picture, which needs fonts and a disk.
+  # A run does not need this picture, so an error, for example about fonts, does
+  # not end the run.
   model = experiment.model
   with metrics.attempt("the picture of the patterns"):
     path = workdir / "patterns.png"
     save_patterns(path, model.patterns, model.shape, model.length)
 
-  # Last, because a folder with a config is a run.
+  # Write the config last, because it is what makes the folder a run.
   config_lib.write_config(workdir, experiment.config, step, changes)
 
 
 def _saver(experiment, workdir):
-  """The `Saver` of a run, once its processes agree on what they train.
+  """Returns the `Saver` of a run, after checking that all processes agree.
 
-  Raises ValueError if they differ in the config, the versions of packages, the
-  data, or the kernels to avoid.
+  Raises ValueError if processes differ in the config, the versions of packages,
+  the data, or the kernels to avoid.
   """
   config = experiment.config
   provenance = processes.together(
     lambda: store.provenance(config, experiment.source)
   )
 
-  # Processes that differ in any of these would train different networks, or
-  # wait for each other for ever.
+  # If processes differed in any of these, they would train different networks,
+  # or wait for each other forever.
   identity = schema.flatten(config) | provenance["versions"]
-  # Each host may keep the data in another place; their digest is compared.
+  # The data may have a different path on each host; their checksums are
+  # compared instead.
   identity.pop("data.path")
   for name, value in provenance["data"].items():
     identity[f"data ({name})"] = value
@@ -265,19 +279,21 @@ def _changes(config, saver, step, allowed):
 
   Args:
     config: the config to train with.
-    saver: of the run.
-    step: of the checkpoint to resume from; None if there is none.
+    saver: the saver of the run.
+    step: the step of the checkpoint to resume from, or None.
     allowed: what changes may affect, a policy of `config`.
 
-  Returns {"group.field": (old, new)} since that checkpoint.
-  Raises ValueError if the run cannot go on with this config, or its files are
-  damaged.
+  Returns:
+    {"group.field": (old, new)}, the changes since that checkpoint.
+
+  Raises ValueError if the run cannot continue with this config, or its files
+  are damaged.
   """
   saved = saver.saved
   workdir = saved.workdir
 
-  # Both files are read again after the program is compiled; if they are
-  # damaged, the user hears it now.
+  # Both files are read again after compilation. Read them now as well, to
+  # report damage early.
   config_lib.read_changes(workdir)
   if (workdir / "metrics.jsonl").exists():
     metrics.read(workdir)
@@ -286,7 +302,7 @@ def _changes(config, saver, step, allowed):
     before = config_lib.read_config(workdir)
     written = config_lib.compare(before, config, allowed, workdir)
 
-  # What counts is the config in the checkpoint: config.json may have been
+  # The config in the checkpoint is decisive, because config.json may have been
   # edited since, or belong to a later checkpoint that is lost.
   changes = {}
   if step is not None:
@@ -297,46 +313,50 @@ def _changes(config, saver, step, allowed):
   step = step or 0
   if config.train.steps < step:
     raise ValueError(
-      f"train.steps={config.train.steps} must be at least {step}, the step"
-      f" that the run in {workdir} resumes from"
+      f"train.steps={config.train.steps} must be at least {step}, the step from"
+      f" which the run in {workdir} resumes"
     )
 
-  # Without a further step, config.json would describe weights that were trained
-  # with another config.
+  # If no step follows, config.json must not change, because the weights were
+  # trained with the old config.
   names = _changing_results(written | changes)
   if names and config.train.steps == step:
     raise ValueError(
-      f"{', '.join(names)} cannot change: the run in {workdir} has no step left"
-      " that would use it; set more train.steps, or use another --workdir"
+      f"{', '.join(names)} cannot change, because the run in {workdir} has no"
+      " step left to train; increase train.steps, or use another --workdir"
     )
 
-  # Scores of later steps would seem to be those of the steps that the run is
-  # about to train with another config.
+  # The run is about to train later steps again, with another config. Existing
+  # scores of these steps would then be mistaken for scores of the new weights.
   for path in (workdir / "evaluations").glob("*-step*.json") if names else ():
     scored = re.search("-step([0-9]+)-", path.name)
     if scored and int(scored[1]) > step:
-      raise ValueError(f"{path} is of a step that would change; move it away")
+      raise ValueError(
+        f"{path} is the score of a step that would be trained again with"
+        " another config; move the file away"
+      )
 
   return changes
 
 
 def _changing_results(changes):
-  """The changed fields that affect what is computed, not just where or when.
+  """Returns the changed fields that affect results, as a list of names.
 
-  A run may change others without --allow_changes, see `config.TO_RESUME`.
+  A run may change other fields without --allow_changes, see `config.TO_RESUME`.
   """
   return [x for x in changes if schema.affects(x) not in config_lib.TO_RESUME]
 
 
 def _compile(experiment, saver, step):
-  """Compiles the training step; returns None if no step is left.
+  """Compiles the training step, or returns None if no step is left.
 
   Args:
-    experiment: the run's.
-    saver: of the run; its checkpoints will say what the step recomputes.
-    step: of the checkpoint to resume from; None if there is none.
+    experiment: the experiment of the run.
+    saver: the saver of the run, whose checkpoints record what the step
+      recomputes.
+    step: the step of the checkpoint to resume from, or None.
 
-  Raises ValueError if it needs more memory than is free.
+  Raises ValueError if the step needs more memory than is free.
   """
   if (step or 0) >= experiment.config.train.steps:
     return None
@@ -348,8 +368,9 @@ def _compile(experiment, saver, step):
   program, remat, why = rematerialization.choose(experiment, dtype, kept=kept)
   saver.provenance["remat"] = remat
 
-  # A run that does not fit ends here, if XLA knows what its program needs.
-  # Later, an allocation would fail, or the host would swap.
+  # If XLA reports how much memory the program needs, a run that does not fit
+  # ends here. Otherwise, an allocation would fail later, or the host would
+  # swap.
   needed = rematerialization.needed(program)
   if needed is not None:
     processes.together(lambda: machine.check_free("a training step", needed))
@@ -360,7 +381,10 @@ def _compile(experiment, saver, step):
 
 
 def _kept_remat(saved, step):
-  """What `model.remat=auto` chose on this machine for a checkpoint, or None."""
+  """Returns what `model.remat=auto` chose for a checkpoint, or None.
+
+  The choice is valid only on the machine that made it.
+  """
   if step is None:
     return None
 
@@ -375,22 +399,24 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
 
   Args:
     run: what the steps share.
-    program: the compiled step, see `Experiment.compile_step`.
-    state: where to begin; its memory is reused.
+    program: the compiled step, see `Experiment.compile_step`, or None if no
+      step is left.
+    state: the state to start from; its memory is reused.
 
-  Returns the last state, which is saved.
+  Returns:
+    The last state, which is saved.
   """
   experiment = run.experiment
   config = experiment.config
   step = first = int(state.step)
-  # The validation loss of the current state, to be saved with it; None while
+  # The validation loss of the current state, which is saved with it; None if
   # the state is not validated.
   bits = None
   watch = Stopwatch(run.lines, run.limit)
   monitor = metrics.Monitor(experiment.numbers, run.writer.write)
 
-  # A signal ends this block, but not the function: the state is saved below.
-  # The mesh must be in context where kernels are traced.
+  # A signal ends this block but not the function, which saves the state below.
+  # The mesh must be the context, because kernels may be traced here.
   with (
     contextlib.suppress(signals.Stopped),
     jax.set_mesh(experiment.mesh),
@@ -411,19 +437,20 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
     if _lacks_validation(run, step, is_last):
       with watch.paused():
         bits = _validate(run, state, watch)
-        # The step is saved; its checkpoint gets the loss that it lacks.
+        # The step is already saved; this adds the loss to its checkpoint.
         run.saver.save(state, bits)
 
     while not is_last:
       run.stops.check()
       profile.before(step + 1, state)
 
-      # JAX returns before the step is done, so that the host reads the next
-      # batch while devices compute. Nothing below may wait without need.
+      # JAX returns before the step is computed, so the host reads the next
+      # batch while devices compute. The code below must not wait for devices
+      # unless it is necessary.
       batch = experiment.batch(step)
       due = optimizer.schedule(config, step, watch.share())
       state, measured = program(state, batch, due)
-      # Metrics and checkpoints count the steps that are done: the first is 1.
+      # Metrics and checkpoints count completed steps, so the first step is 1.
       step += 1
       bits = None
       advance(1)
@@ -439,8 +466,8 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
         if values := _finite(measured):
           processes.say(metrics.as_line(step, "train", values))
 
-      # Only these wait for the step. It is judged first: nothing non-finite is
-      # saved or validated.
+      # Only these wait for the step. Check its metrics first, so that a
+      # non-finite state is never saved or validated.
       if logs or validates or saves:
         monitor.flush()
         with watch.paused():
@@ -451,15 +478,15 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
           if saves:
             run.saver.save(state, bits)
 
-  # Both at the end and after a signal. A step that is already saved is not
-  # saved again.
+  # This runs at the end as well as after a signal. If the step is already
+  # saved, `save` does nothing.
   monitor.flush()
   with watch.paused():
     run.saver.save(state, bits)
     run.saver.finish()
 
-  # The peak of the whole run: this process may have resumed after the last
-  # step, and trained nothing.
+  # Record the peak of the whole run, because this process may have resumed
+  # after the last step and trained nothing.
   peaks = [line.get("peak_bytes", 0) for line in run.lines]
   run.writer.write(
     int(state.step),
@@ -471,17 +498,17 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
 
 
 def _is_due(step, every, is_last):
-  """Whether what is done `every` steps is due; 0 stands for the last only."""
+  """Whether an action with this interval is due; 0: only at the last step."""
   return is_last or (every > 0 and step % every == 0)
 
 
 def _lacks_validation(run, step, is_last):
-  """Whether the step that a run resumes from still has to be validated.
+  """Whether the step from which a run resumes must still be validated.
 
-  A signal may have interrupted its validation after the step was trained.
+  This happens if a signal interrupted its validation.
   """
-  # The weights are of the config before, and a score would be kept as one of
-  # the new config.
+  # If the config has changed, the weights belong to the old config, but their
+  # score would be recorded under the new one.
   if _changing_results(run.changes):
     return False
 
@@ -493,8 +520,8 @@ def _lacks_validation(run, step, is_last):
 def _log(run, step, measured, watch):
   """Writes a line of training metrics, unless one of them is non-finite."""
   values = _finite(measured)
-  # `Monitor` let the step pass: the loss scale was too large, which is no
-  # error, and the next one is smaller.
+  # `Monitor` accepted the step, so only the loss scale was too large. This is
+  # not an error, because the next scale is smaller.
   if values is None:
     return
 
@@ -503,13 +530,13 @@ def _log(run, step, measured, watch):
 
 
 def _finite(measured):
-  """The metrics of a training step as JSON; None if one is non-finite."""
+  """Returns the metrics of a step as JSON, or None if one is non-finite."""
   values = {name: np.float64(x) for name, x in measured.items()}
   if not all(np.isfinite(x).all() for x in values.values()):
     return None
 
   values["bits_per_dim"] = values["nats"] / math.log(2)
-  # Arrays, such as the spans of all heads, would fill the line with digits.
+  # Round arrays, such as the spans of all heads, to keep the line short.
   short = lambda x: np.char.mod("%.4g", x).astype(float).tolist()
   return {k: short(x) if x.ndim else float(x) for k, x in values.items()}
 
@@ -517,14 +544,16 @@ def _finite(measured):
 def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   """Scores the averaged weights on validation data.
 
-  Returns the loss in bits per dim.
-  Raises FloatingPointError if it is non-finite.
+  Returns:
+    The loss in bits per dim.
+
+  Raises FloatingPointError if the loss is non-finite.
   """
   experiment = run.experiment
   settings = experiment.config.eval
   step = int(state.step)
 
-  # The same sequences each time, so that validations can be compared.
+  # Use the same sequences each time, so that validations can be compared.
   windows = experiment.source.windows("validation")
   num = min(settings.sequences or len(windows), len(windows))
   tally = scoring.score(
@@ -536,7 +565,7 @@ def _validate(run: _Run, state: State, watch: Stopwatch) -> float:
   )
 
   bits = tally.bits_per_dim
-  assert bits is not None  # there is a window
+  assert bits is not None  # there is at least one window
   if not math.isfinite(bits):
     run.writer.write(step, "diverged", metric="bits_per_dim", value=str(bits))
     raise FloatingPointError(

@@ -1,4 +1,4 @@
-"""Metrics of a run: where they are written, and which are non-finite."""
+"""Metrics of a run: writing, reading, and the check that they are finite."""
 
 import contextlib
 import json
@@ -20,10 +20,10 @@ from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.step import SMALLEST
 from sparse_transformer.training.stopwatch import TIMES
 
-# The numbers that each line of `metrics.jsonl` must have, by its split.
+# The numbers that each line of `metrics.jsonl` must include, by its split.
 NEEDED = {"train": ("nats", "bits_per_dim"), "validation": ("bits_per_dim",)}
-# The terminal shows these first, under short names and with a fixed number of
-# digits, so that lines can be compared; it does not show the hidden ones.
+# The terminal shows these first, with short names and a fixed number of digits,
+# so that lines are aligned. It does not show those in HIDDEN.
 SHORT = dict(
   bits_per_dim=("bits", "7.4f"),
   accuracy=("accuracy", "6.4f"),
@@ -32,22 +32,24 @@ SHORT = dict(
   tokens_per_second=("tok/s", "9,.0f"),
 )
 HIDDEN = {"nats", "model_flops_per_second"}.union(TIMES)
-NUMBERS = HIDDEN.union(SHORT, {"mfu"})  # in a line that has them
+# Fields that must be numbers in each line that includes them.
+NUMBERS = HIDDEN.union(SHORT, {"mfu"})
 OnMetrics = Callable[[int, str, dict[str, Any]], Any]
 
 
 class Writer:
   """Writes metrics to `metrics.jsonl`, TensorBoard and the terminal.
 
-  It is a context manager, and writes in the first process only. A resumed run
-  recomputes the steps after its checkpoint, so their lines are dropped when it
-  starts.
+  This is a context manager. It writes in the first process only. A resumed run
+  recomputes the steps after its checkpoint, so lines about these steps are
+  removed from `metrics.jsonl` at the start.
 
   Args:
-    workdir: the folder of `metrics.jsonl`; an attribute.
-    step: the last step that is saved; -1 if there is none, not even step 0.
-    on_metrics: is called with (step, split, values) for each line of
-      `metrics.jsonl`; an exception in it is reported on standard error.
+    workdir: the folder of `metrics.jsonl`; also an attribute.
+    step: the last step that is saved; -1 if not even step 0 is saved.
+    on_metrics: a function called with (step, split, values) for each line of
+      `metrics.jsonl`, or None. If it raises an exception, the exception is
+      reported on standard error, and the run continues.
   """
 
   def __init__(
@@ -60,7 +62,7 @@ class Writer:
     self._on_metrics = on_metrics
     self._file: TextIO | None = None
 
-    # The splits have the same tags in different folders, so that TensorBoard
+    # The splits use the same tags in different folders, so that TensorBoard
     # draws them in the same charts.
     self._boards: dict[str, SummaryWriter] = {}
     if not processes.is_first():
@@ -69,13 +71,13 @@ class Writer:
     _truncate(self.workdir / "metrics.jsonl", step)
     self._file = (self.workdir / "metrics.jsonl").open("a")
     for split in NEEDED:
-      # The queue has no limit. A full disk ends the thread that empties it, and
-      # the run would wait for that thread for ever.
+      # Do not limit the queue. If the disk is full, the thread that empties the
+      # queue ends, and the run would wait forever for space in the queue.
       self._boards[split] = SummaryWriter(
         str(self.workdir / "events" / split),
         purge_step=step + 1,
         max_queue=0,
-        filename_suffix=f".{os.getpid()}.{step}",  # not that of a run before
+        filename_suffix=f".{os.getpid()}.{step}",  # unique for each start
         flush_secs=30,
       )
 
@@ -85,25 +87,33 @@ class Writer:
   def __exit__(self, kind: type | None, *_: object) -> None:
     if not self._file:
       return
-    ignored = [OSError] if kind else []  # the first error is the one to raise
+    # If an exception is already being raised, do not replace it.
+    ignored = [OSError] if kind else []
     for file in (*self._boards.values(), self._file):
       with contextlib.suppress(*ignored):
         file.close()
 
   def write(self, step: int, split: str, **values: Any) -> None:
-    """Appends JSON values to `metrics.jsonl`, and calls `on_metrics`.
+    """Appends a line to `metrics.jsonl`, and calls `on_metrics`.
 
-    Those of training and validation are also printed, and shown on TensorBoard,
-    a curve per number.
+    Lines about training and validation are also printed and written for
+    TensorBoard, with one curve per number.
+
+    Args:
+      step: the number of completed steps.
+      split: the kind of the line, such as "train" or "validation".
+      **values: JSON values.
+
+    Raises OSError, which names the file, if writing fails.
     """
     if not self._file:
       return
 
-    # Each line is flushed at once, so that a kill loses none.
+    # Flush each line at once, so that no line is lost if the process is killed.
     try:
       line = json.dumps({"step": step, "split": split, **values})
       print(line, file=self._file, flush=True)
-    # By itself, the error of a full disk would not name the file.
+    # If the disk is full, the error does not name the file by itself.
     except OSError as error:
       error.filename = error.filename or self._file.name
       raise
@@ -114,7 +124,7 @@ class Writer:
     if split not in self._boards:
       return
 
-    # Arrays, such as spans of heads, have a curve for each number.
+    # For arrays, such as the spans of heads, write a curve per number.
     for name, numbers in values.items():
       for i, x in np.ndenumerate(numbers):
         tag = "/".join([name, *map(str, i)])
@@ -124,10 +134,10 @@ class Writer:
 
 @contextlib.contextmanager
 def attempt(what: str) -> Iterator[None]:
-  """Catches and reports the errors of what a run can do without.
+  """Reports errors of optional work instead of raising them.
 
   Args:
-    what: names it, for the line on standard error.
+    what: the name of the work, for the line on standard error.
   """
   try:
     yield
@@ -139,7 +149,7 @@ def attempt(what: str) -> Iterator[None]:
 
 
 def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
-  """A line for the terminal: the values that are single numbers.
+  """Formats the scalar values of a line of metrics for the terminal.
 
   >>> as_line(50, "train", dict(bits_per_dim=2.25, learning_rate=1e-3))
   'step      50  train       bits  2.2500  lr 1.000e-03'
@@ -157,14 +167,16 @@ def as_line(step: int, split: str, values: Mapping[str, Any]) -> str:
 def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the lines of `metrics.jsonl`.
 
-  A line that is not complete, such as one that a kill has cut off, is left out:
-  all have a `step`, a `split`, and the numbers in `NEEDED`.
+  Incomplete lines are skipped, such as a line that was cut off when the process
+  was killed. So each returned line includes `step`, `split`, and the numbers in
+  `NEEDED`.
 
-  Raises OSError if the file does not exist, ValueError if it is not regular.
+  Raises OSError if the file does not exist, or ValueError if it is not a
+  regular file.
   """
   path = pathlib.Path(workdir) / "metrics.jsonl"
   lines = []
-  # Raises ValueError for a pipe, which would be read for ever.
+  # This raises ValueError for a pipe, which might never end.
   atomic.size(path)
   for text in path.read_text("utf-8", errors="replace").splitlines():
     with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
@@ -178,12 +190,15 @@ def read(workdir: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _truncate(path: pathlib.Path, step: int) -> None:
-  """Drops the lines after a step, which come again, and incomplete ones."""
+  """Removes incomplete lines, and lines about steps after `step`.
+
+  The run will compute these steps again.
+  """
   text = ""
   for line in read(path.parent) if path.exists() else []:
     if line["step"] > step:
       continue
-    # A run that goes on after its end was only stopped there.
+    # If the run continues, its former end was only a stop.
     if line["split"] == "end":
       line["split"] = "stopped"
     text += json.dumps(line) + "\n"
@@ -193,11 +208,12 @@ def _truncate(path: pathlib.Path, step: int) -> None:
 class Monitor:
   """Ends a run whose metrics are non-finite.
 
-  Each step is judged while the next one runs, so that no device waits.
+  The metrics of each step are checked while the next step runs, so that devices
+  do not wait.
 
   Args:
-    numbers: the training examples of the batch of each step.
-    write: `Writer.write`, called if the run must end.
+    numbers: the indices of the training examples in the batch of each step.
+    write: `Writer.write`, which is called if the run must end.
   """
 
   def __init__(self, numbers: Sequence[np.ndarray], write: Callable[..., None]):
@@ -206,32 +222,36 @@ class Monitor:
     self._pending: tuple[int, Mapping[str, jax.Array]] | None = None
 
   def watch(self, step: int, measured: Mapping[str, jax.Array]) -> None:
-    """Judges the step before, and keeps the metrics of this one for later.
+    """Checks the previous step, and keeps the metrics of this step for later.
 
     Args:
-      step: the number of this step, from 1.
-      measured: its metrics, which may still be computed on the devices.
+      step: this step, counted from 1.
+      measured: its metrics, which the devices may not have computed yet.
     """
     self.flush()
     self._pending = step, measured
 
   def flush(self) -> None:
-    """Judges the last step; raises FloatingPointError if the run must end."""
+    """Checks the last step.
+
+    Raises FloatingPointError if one of its metrics is non-finite.
+    """
     if self._pending is None:
       return
 
     step, measured = self._pending
     self._pending = None
-    # Only here does the host wait for the step.
+    # This waits until the devices have computed the step.
     values = {x: float(y) for x, y in measured.items() if np.ndim(y) == 0}
 
-    # A large loss scale may make gradients overflow. Such a step is skipped,
-    # and the next scale is smaller, until it cannot be the reason any more.
+    # A large loss scale may make gradients overflow. Such a step does not
+    # update weights, and the next scale is smaller. At the smallest scale, the
+    # scale cannot be the reason, so the run must end.
     is_scaled = values.get("loss_scale", SMALLEST) > SMALLEST
     if is_scaled and math.isfinite(values["nats"]):
       return
 
-    # The loss is named first: it is non-finite before gradients and weights.
+    # Name the loss first, because it becomes non-finite before gradients do.
     for name in ("nats", *values):
       if not math.isfinite(values[name]):
         return self._nonfinite(step, name, values[name])
@@ -240,6 +260,6 @@ class Monitor:
     self._write(step, "diverged", metric=name, value=str(value))
     examples = ", ".join(map(str, self._numbers[step - 1].tolist()))
     raise FloatingPointError(
-      f"{name} is {value} at step {step}; the weights are as before it; its"
-      f" batch has the training examples {examples}"
+      f"{name} is {value} at step {step}; the step did not change the weights;"
+      f" its batch contains the training examples {examples}"
     )

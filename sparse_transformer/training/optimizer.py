@@ -1,4 +1,4 @@
-"""The optimizer of Child et al. 2019, section 6, and Muon in its place."""
+"""The optimizer of Child et al. 2019, section 6, and Muon as an alternative."""
 
 from typing import NamedTuple
 
@@ -9,20 +9,28 @@ import optax
 
 from sparse_transformer import model as model_lib, schema
 
-CLIP_NORM = 1.0  # of all gradients together; Child et al. 2019
-EPSILON = 1e-8  # added to the root of the mean squared gradient; as released
-DECAY = 0.2  # of the steps after the warm-up, with wsd; arXiv 2405.18392
+# Largest global norm of all gradients (Child et al. 2019).
+CLIP_NORM = 1.0
+# Added to the root of the mean squared gradient, as in the released code.
+EPSILON = 1e-8
+# With wsd, the share of the steps after the warm-up in which the learning rate
+# decays (arXiv 2405.18392).
+DECAY = 0.2
 
 
 class Schedule(NamedTuple):
-  """What the learning rate depends on: arguments of a program, not part of it.
+  """The values on which the learning rate depends.
+
+  They are arguments of the compiled program rather than constants in it, so
+  that a change of them does not require another compilation.
 
   Attributes:
-    step: the step whose rate is due; -1 for `num_updates`.
-    steps: all steps, `train.steps`.
-    warmup: the steps of the warm-up.
-    peak: the largest learning rate.
-    minimum: the last one, as a share of the peak.
+    step: the step whose learning rate is needed, int32; -1 for the number of
+      updates so far, see `num_updates`.
+    steps: the total number of steps, `train.steps`, int32.
+    warmup: the number of warm-up steps, int32.
+    peak: the peak learning rate, float32.
+    minimum: the final learning rate as a fraction of the peak, float32.
   """
 
   step: jax.typing.ArrayLike
@@ -35,17 +43,17 @@ class Schedule(NamedTuple):
 def schedule(
   config: schema.Config, step: int = 0, share: float | None = None
 ) -> Schedule:
-  """The schedule of the next update.
+  """Returns the schedule of the next update.
 
   Args:
-    config: the experiment's.
-    step: how many steps are done.
-    share: the fraction of a time limit that has passed. The decay follows it,
-      and the warm-up takes at most a tenth of the time. If None, the number of
-      updates decides.
+    config: the config of the experiment.
+    step: the number of completed steps.
+    share: the fraction of the time limit that has passed. The learning rate
+      then decays with time, and the warm-up takes at most a tenth of the time.
+      If None, the learning rate depends on the number of updates.
 
-  Raises ValueError if the warm-up does not end before the last step, or a
-  constant rate has a minimum.
+  Raises ValueError if the warm-up does not end before the last step, or if a
+  constant schedule has a minimum.
   """
   steps = config.train.steps
   settings = config.optimizer
@@ -60,9 +68,9 @@ def schedule(
       " optimizer.schedule=constant, which does not decay"
     )
 
-  # With a time limit, the share of the time stands for that of the steps.
-  # During the warm-up it is taken ten times: a slow run must not spend all of
-  # its time on it.
+  # With a time limit, the fraction of time replaces the fraction of steps.
+  # During the warm-up, this fraction is multiplied by ten, because a slow run
+  # must not spend all of its time on the warm-up.
   due = -1
   if share is not None:
     due = max(step, int(10 * share * warmup))
@@ -79,30 +87,33 @@ def schedule(
 
 
 def rate(kind: str, due: Schedule) -> jax.Array:
-  """The learning rate that is due.
+  """Returns the learning rate of a step.
 
-  It rises linearly to its peak, then does what its kind says: stays, or falls
-  to the minimum, along a line, along half a period of a cosine, or (wsd) along
-  a line over the last fifth of the steps after the warm-up.
+  The learning rate rises linearly to its peak during the warm-up. Then, it
+  stays constant ("constant") or falls to the minimum: linearly ("linear"),
+  along half a period of a cosine ("cosine"), or linearly over the last fifth of
+  the steps after the warm-up ("wsd").
 
   Args:
-    kind: what `optimizer.schedule` names.
-    due: from `schedule`.
+    kind: the value of `optimizer.schedule`.
+    due: the schedule, from `schedule`.
 
-  Returns a float32 scalar.
+  Returns:
+    A float32 scalar.
   """
   step, steps, warmup, peak, minimum = map(jnp.asarray, due)
   decayed = step - warmup
   rest = jnp.maximum(1, steps - warmup)
   last = jnp.maximum(1, jnp.round(DECAY * rest))
 
-  # The share of `steps` that has passed at a step, times `of`.
+  # The fraction of `steps` that has passed at `step`, multiplied by `of`.
   def gone(step, steps, of=1):
-    # XLA multiplies by the inverse of a constant. Here `steps` is an argument;
-    # written like this, the rate has the same bits as that of a constant.
+    # XLA replaces division by a constant with multiplication by its inverse.
+    # Here `steps` is an argument, so this is written out, to make the learning
+    # rate bitwise-identical to that of a program with constants.
     return of * jnp.clip(step, 0, steps) * (1 / steps)
 
-  left: jax.Array | float = 1.0  # the share of the peak, without a minimum
+  left: jax.Array | float = 1.0  # the fraction of the peak if the minimum is 0
   if kind == "linear":
     left = 1 - gone(decayed, rest)
   elif kind == "cosine":
@@ -122,17 +133,18 @@ def rate(kind: str, due: Schedule) -> jax.Array:
 def make_optimizer(
   config: schema.Config, due: Schedule | None = None
 ) -> optax.GradientTransformation:
-  """Makes the optimizer that the config names, with clipped gradients.
+  """Returns the optimizer that the config names.
 
-  Gradients are clipped by their global norm. With Muon, only the matrices of
-  blocks, which decay, have its updates, and all else has Adam's. Muon's updates
-  are scaled to the root mean square of Adam's, so that learning rates carry
-  over. Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
+  Gradients are first clipped by their global norm. With Muon, only the matrices
+  of blocks are updated by Muon, and all other parameters by AdamW. Muon's
+  updates are scaled to the root mean square of Adam's updates, so that the same
+  learning rates are suitable for both.
+  Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
   Args:
-    config: the experiment's.
-    due: the schedule that the learning rate follows; if None, the config's, at
-      the number of updates.
+    config: the config of the experiment.
+    due: the schedule of the learning rate. If None, the schedule of the config
+      at the number of updates so far.
 
   Raises ValueError if the schedule is invalid, see `schedule`.
   """
@@ -142,7 +154,8 @@ def make_optimizer(
   def learning_rate(count: jax.Array) -> jax.Array:
     return rate(settings.schedule, due or by_config._replace(step=count))
 
-  # Both decay the same weights, scaled by the learning rate.
+  # Both optimizers decay the same weights, by the decay times the learning
+  # rate.
   if settings.name == "muon":
     optimizer = optax.contrib.muon(
       learning_rate,
@@ -151,8 +164,9 @@ def make_optimizer(
       adam_learning_rate=learning_rate,
       eps=EPSILON,
       weight_decay=settings.weight_decay,
-      # By default it would take the embeddings and the stacked biases, which
-      # have two axes, and leave out the stacked matrices, which have three.
+      # By default, Muon would update arrays with two axes, which here are
+      # embeddings and stacked biases, but not the stacked matrices, which have
+      # three.
       muon_weight_dimension_numbers=_block_matrices,
       consistent_rms=0.2,
     )
@@ -170,9 +184,10 @@ def make_optimizer(
 
 
 def _block_matrices(params):
-  """The axes (inputs, outputs) of the stacked matrices of blocks.
+  """Returns the axes (inputs, outputs) of each matrix that Muon updates.
 
-  Returns a tree like the parameters; None stands for those that Adam updates.
+  The result is a pytree like the parameters, with None for each parameter that
+  Adam updates.
   """
 
   def axes(path, x):
@@ -185,16 +200,17 @@ def _block_matrices(params):
 
 
 def num_updates(opt_state: optax.OptState) -> jax.Array:
-  """The number of updates, int32 scalar: steps that were not skipped."""
-  # All counts are equal.
+  """Returns the number of steps that were not skipped, int32 scalar."""
+  # The state contains several counts, which are all equal.
   return optax.tree.get_all_with_path(opt_state, "count")[0][1]
 
 
 def decays(params: dict) -> dict:
-  """Whether each parameter decays: those of two axes, as in the released code.
+  """Returns whether each parameter decays, as a pytree of bools.
 
-  Axes of layers and experts do not count. Centroids have three axes and do not
-  decay: they are directions, whose length means nothing.
+  Parameters with two axes decay, as in the released code, where axes of layers
+  and experts are not counted. Centroids have three axes and do not decay,
+  because they are directions, whose length has no effect.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

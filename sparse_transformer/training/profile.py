@@ -1,4 +1,4 @@
-"""A trace of consecutive steps, for Perfetto and XProf."""
+"""Traces consecutive steps, for Perfetto and XProf."""
 
 import contextlib
 import pathlib
@@ -14,15 +14,15 @@ from sparse_transformer.training.stopwatch import Stopwatch
 
 
 class Profile(contextlib.ExitStack):
-  """Traces steps into the folder `profile` of a workdir; a context manager.
+  """A context manager that traces steps into the folder `profile` of a workdir.
 
   Args:
-    steps: the steps to trace, from 1; () for none.
-    step: how many steps are done. If some of `steps` are among these, none is
-      traced.
+    steps: the steps to trace, counted from 1; () for none.
+    step: the number of completed steps. If the first of `steps` is already
+      completed, nothing is traced.
     workdir: the folder of the run.
-    watch: the run's stopwatch, which does not count the time of starting and
-      ending a trace.
+    watch: the stopwatch of the run, which is paused while a trace starts and
+      ends.
   """
 
   def __init__(
@@ -38,24 +38,24 @@ class Profile(contextlib.ExitStack):
     self._folder = workdir / "profile"
     self._steps = steps if processes.is_first() else ()
     if steps and steps[0] <= step:
-      processes.say(f"not profiled, as the run resumes from step {step}")
+      processes.say(f"not profiled, because the run resumes from step {step}")
       self._steps = ()
     if self._steps:
       self._folder.mkdir(exist_ok=True)
 
   def before(self, step: int, state: State) -> None:
-    """Begins the trace before its first step, and ends it after its last.
+    """Starts the trace before its first step, and ends it after its last step.
 
     Args:
-      step: the number of the step that comes next.
-      state: the state before it.
+      step: the next step, counted from 1.
+      state: the state before this step.
     """
     self._step = step
     if not self._steps or step not in (self._steps[0], self._steps[-1] + 1):
       return
 
-    # JAX computes steps later than they are called. The trace has whole steps
-    # only if those before it are done.
+    # JAX computes steps asynchronously. Wait until the previous steps are
+    # computed, so that the trace contains only whole steps.
     jax.block_until_ready(state)
     with self._watch.paused():
       if step > self._steps[0]:
@@ -65,7 +65,7 @@ class Profile(contextlib.ExitStack):
         self.callback(self._end)
 
   def _end(self):
-    """Writes the trace, and says how to look at it."""
+    """Writes the trace, and prints how to view it."""
     command = shlex.join(["xprof", f"--logdir={self._folder}"])
     # A signal may have ended the run before the last of the steps.
     last = min(self._step, self._steps[-1])
@@ -73,6 +73,6 @@ class Profile(contextlib.ExitStack):
       jax.profiler.stop_trace()
       processes.say(
         f"profiled steps {self._steps[0]} to {last} into {self._folder}\n"
-        "to see it: perfetto_trace.json.gz below it at"
-        f" https://ui.perfetto.dev, or pip install xprof and {command}"
+        "to view the trace, open its perfetto_trace.json.gz at"
+        f" https://ui.perfetto.dev, or pip install xprof and run {command}"
       )

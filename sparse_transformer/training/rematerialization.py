@@ -1,8 +1,8 @@
 """The choice of `model.remat=auto`: what the backward pass recomputes.
 
-The less it recomputes, the faster is a step, and the more memory it takes. Only
-a compiled program says how much. Programs are therefore compiled in the order
-of `schema.REMATS` until one fits.
+The less the backward pass recomputes, the faster a step is, and the more memory
+it needs. How much memory it needs is known only after compilation. Therefore
+programs are compiled in the order of `schema.REMATS` until one fits.
 """
 
 import functools
@@ -14,8 +14,8 @@ from sparse_transformer import machine, schema, tables
 from sparse_transformer.training.distributed import processes
 from sparse_transformer.training.experiment import Experiment
 
-# The part of the free memory that a chosen program may take. Validation and
-# other processes need some, too.
+# The fraction of free memory that a chosen program may use. The rest is left
+# for validation and other processes.
 SHARE = 0.8
 
 
@@ -23,9 +23,9 @@ class Step(NamedTuple):
   """A compiled training step.
 
   Attributes:
-    program: is called as `Experiment.update` is.
-    remat: what it recomputes, of `schema.REMATS`.
-    why: a line about the choice; "" if the config has made it.
+    program: the compiled program, which is called like `Experiment.update`.
+    remat: what its backward pass recomputes, an item of `schema.REMATS`.
+    why: a line that explains the choice; "" if the config set `model.remat`.
   """
 
   program: Any
@@ -40,24 +40,26 @@ def choose(
   kept: str | None = None,
   state: int = 0,
 ) -> Step:
-  """Compiles the training step, with `model.remat=auto` the first that fits.
+  """Compiles the training step, and with `model.remat=auto` chooses its remat.
 
-  If none fits, it is the last, which needs the least memory. All processes of a
-  run call this function, and choose the same.
+  "auto" chooses the first item of `schema.REMATS` that fits in memory. If none
+  fits, it chooses the last one, which needs the least memory. All processes of
+  a run must call this function, and they make the same choice.
 
   Args:
-    experiment: the run's.
-    dtype: of batches, see `Experiment.compile_step`.
-    kept: what `auto` chose before, and chooses again. A resumed run is the same
-      bit for bit only with the same program.
-    state: bytes of the training state, if it is not on the devices yet.
+    experiment: the experiment of the run.
+    dtype: the dtype of batches, see `Experiment.compile_step`.
+    kept: what "auto" chose before a resumed run was interrupted, or None. It is
+      chosen again, because the run continues bit for bit only with the same
+      program.
+    state: bytes of the training state if it is not on the devices yet, else 0.
   """
   asked = experiment.config.model.remat
   remats: tuple[str, ...] = (asked,)
   free = machine.free_memory()
   if asked == "auto":
     remats = (kept,) if kept else schema.REMATS
-    # Only the last is safe if nobody knows what is free.
+    # If the amount of free memory is unknown, only the last one is safe.
     remats = remats if free is not None else remats[-1:]
 
   needs = []
@@ -75,35 +77,39 @@ def choose(
   why = ""
   if asked == "auto":
     why = f"model.remat={remat}: "
-    why += "as this run chose before" if kept else ", ".join(needs)
+    why += "this run chose it before" if kept else ", ".join(needs)
     if free is not None:
       why += f"; {tables.size(free - state)} is free"
   return Step(program, remat, why)
 
 
 def needed(program: Any) -> int | None:
-  """Bytes on a device that a training step needs besides the state.
+  """Returns the bytes on a device that a step needs in addition to the state.
 
   Args:
     program: a compiled step.
 
-  Returns None if the compiler does not say it.
+  Returns:
+    The number of bytes, or None if the compiler does not report it.
   """
   memory = program.memory_analysis()
   if not memory:
     return None
-  # The next state takes the place of the one that is there: what is aliased
-  # must not be counted twice.
+  # The next state reuses the memory of the current one. So do not count outputs
+  # that are aliased to inputs.
   size = memory.temp_size_in_bytes + memory.output_size_in_bytes
   return size - memory.alias_size_in_bytes
 
 
 def _compile(experiment, remat, dtype, is_last):
-  """Compiles a step; returns None if it is too large, unless it is the last."""
+  """Compiles a step, or returns None if it needs too much memory.
+
+  If `is_last`, it raises the error of the compiler instead.
+  """
   try:
     return experiment.compile_step(remat, dtype)
   except jax.errors.JaxRuntimeError as error:
-    # Compilers for TPUs reject what does not fit.
+    # Compilers for TPUs reject programs that do not fit in memory.
     if is_last or "RESOURCE_EXHAUSTED" not in str(error):
       raise
     return None

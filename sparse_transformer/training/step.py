@@ -1,4 +1,4 @@
-"""One step of training: pure functions of the state and a batch."""
+"""One training step, as pure functions of the state and a batch."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,32 +11,39 @@ import optax
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.training import optimizer as optimizer_lib
 
-# Scales of the loss are powers of two, so that they change no digits.
+# Loss scales are powers of two, so that scaling causes no rounding.
 FIRST = 2.0**15
 SMALLEST = 1.0
 LARGEST = 2.0**24
-GROWTH_INTERVAL = 2000  # finite gradients in a row that double the scale
+# The number of consecutive finite gradients after which the scale doubles.
+GROWTH_INTERVAL = 2000
 
 
 class LossScale(NamedTuple):
-  """Dynamic loss scaling, with which gradients in float16 do not underflow.
+  """Dynamic loss scaling, which prevents float16 gradients from underflowing.
 
-  The loss is multiplied by a power of two before it is differentiated, and its
-  gradient is divided by it, in float32. The scale doubles after many finite
-  gradients in a row; a non-finite one is skipped, and halves it.
+  The loss is multiplied by the scale, a power of two, before it is
+  differentiated. The gradient is divided by the scale in float32. The scale
+  doubles after `GROWTH_INTERVAL` consecutive finite gradients. A step with a
+  non-finite gradient is skipped, and halves the scale.
   Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
   """
 
-  scale: jax.Array  # float32 scalar, what the loss is multiplied by
+  scale: jax.Array  # float32 scalar by which the loss is multiplied
   finite: jax.Array  # int32, finite gradients since the scale last changed
-  skipped: jax.Array  # int32, steps skipped so far because of their gradients
+  skipped: jax.Array  # int32, steps skipped so far for non-finite gradients
 
   def after(self, loss: jax.Array, gradient_norm: jax.Array) -> "LossScale":
-    """The scale after a step with this loss and this norm, both unscaled.
+    """Returns the loss scale after a step.
 
-    A non-finite loss changes nothing: it does not depend on the scale.
+    A non-finite loss does not change the scale, because the loss itself is
+    computed before scaling.
+
+    Args:
+      loss: the unscaled loss, a scalar.
+      gradient_norm: the norm of the unscaled gradient, a scalar.
     """
-    # Halved by a gradient that overflows, doubled after many that do not.
+    # A gradient that overflows halves the scale; many finite ones double it.
     is_finite = jnp.isfinite(gradient_norm)
     grows = self.finite + 1 >= GROWTH_INTERVAL
     doubled = jnp.minimum(2 * self.scale, LARGEST)
@@ -59,25 +66,26 @@ class LossScale(NamedTuple):
 class State:
   """Everything that training changes."""
 
-  step: jax.Array  # int32 scalar, steps so far, skipped ones included
+  step: jax.Array  # int32 scalar, steps so far, including skipped steps
   params: dict  # nested dicts of arrays
   opt_state: optax.OptState
   ema: dict  # moving average of `params`, for evaluation and sampling
-  loss_scale: LossScale | None = None  # of float16
+  loss_scale: LossScale | None = None  # only with float16
 
 
 def init_state(
   params: dict, optimizer: optax.GradientTransformation, dtype: str
 ) -> State:
-  """The state before the first step.
+  """Returns the state before the first step.
 
   Args:
-    params: the network's parameters, which it contains.
-    optimizer: from `optimizer.make_optimizer`.
-    dtype: of activations; float16 has a loss scale.
+    params: the parameters of the network, which become part of the state.
+    optimizer: the optimizer, from `optimizer.make_optimizer`.
+    dtype: the dtype of activations. If it is float16, the state includes a loss
+      scale.
   """
-  # Each number and each tree has its own memory: `Experiment.update` is given
-  # that of the whole state, and the same memory cannot be given twice.
+  # Each leaf must have its own buffer, because the whole state is donated to
+  # `Experiment.update`, and a buffer cannot be donated twice.
   zero = lambda: jnp.zeros((), jnp.int32)
   loss_scale = None
   if dtype == "float16":
@@ -95,21 +103,22 @@ def init_state(
 
 
 def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
-  """Cross-entropy of each position in nats.
+  """Returns the cross-entropy of each position in nats.
 
   Args:
-    logits_BLV: predictions; [B, C] of a classifier.
-    tokens_BL: the integers to predict; labelled rows [B, L + 2] of a
+    logits_BLV: predictions [B, L, V], or [B, C] for a classifier.
+    tokens_BL: the integers to predict [B, L], or labelled rows [B, L + 2] for a
       classifier.
 
-  Returns float32 [B, L]; [B, 1] of a classifier.
+  Returns:
+    float32 [B, L], or [B, 1] for a classifier.
   """
   if logits_BLV.ndim == 2:
     logits_BLV = logits_BLV[:, None]
     tokens_BL = labels(tokens_BL)[:, None]
 
-  # Rows of images may end in the labels of their order, which are given to the
-  # network and not predicted.
+  # Rows of images may end with the labels of their order. The network is
+  # conditioned on these labels and does not predict them.
   tokens_BL = tokens_BL[:, : logits_BLV.shape[1]]
   return optax.softmax_cross_entropy_with_integer_labels(
     logits_BLV.astype(jnp.float32), tokens_BL.astype(jnp.int32)
@@ -117,24 +126,25 @@ def position_losses(logits_BLV: jax.Array, tokens_BL: jax.Array) -> jax.Array:
 
 
 def labels(rows_BM: jax.Array) -> jax.Array:
-  """The labels [B] of labelled rows, see `data.Sequences`."""
+  """Returns the labels [B] of labelled rows, see `data.Sequences`."""
   return rows_BM[:, -2]
 
 
 def hits(logits_BC: jax.Array, rows_BM: jax.Array) -> jax.Array:
-  """Whether the most probable class of each row is its label, bool [B]."""
+  """Returns whether the most probable class of each row is its label, [B]."""
   return logits_BC.argmax(1) == labels(rows_BM)
 
 
 def make_losses(apply: Callable[..., jax.Array]) -> Callable[..., Any]:
-  """A jitted function that scores batches.
+  """Returns a jitted function that scores batches.
 
   Args:
     apply: the network, from `model.make_apply`.
 
   Returns:
-    (params, tokens_BL) -> nats of each position, float32 [B, L]; for a
-    classifier, (nats of each label [B, 1], whether it is right [B]).
+    A function of (params, tokens_BL) that returns the nats of each position,
+    float32 [B, L]. For a classifier, it returns a tuple: the nats of each
+    label, float32 [B, 1], and whether each prediction is correct, bool [B].
   """
 
   def losses(params, tokens_BL):
@@ -157,26 +167,31 @@ def train_step(
 ) -> tuple[State, dict[str, jax.Array]]:
   """Updates the parameters and their average on one batch.
 
-  A batch whose loss or gradient is non-finite changes neither these nor the
-  optimizer. Random numbers depend on (`train.seed`, `state.step`) alone.
+  If the loss or the gradient of a batch is non-finite, the parameters, their
+  average and the optimizer stay unchanged. Random numbers depend only on
+  `train.seed` and `state.step`.
 
   Args:
     state: the state before the step.
-    tokens_BL: integers, or labelled rows; `train.accumulation` divides B.
-    schedule: from `optimizer.schedule`; if None, the config's.
-    predict: (params, tokens_BL, rng) -> (logits_BLV, measured), from
+    tokens_BL: integers [B, L], or labelled rows [B, L + 2]. B must be a
+      multiple of `train.accumulation`.
+    schedule: the schedule of the learning rate, from `optimizer.schedule`. If
+      None, the schedule of the config.
+    predict: a function (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
-    config: the experiment's.
+    config: the config of the experiment.
 
   Returns:
-    (new state, metrics). Metrics are `nats`, the mean loss; `gradient_norm`,
-    before clipping; `learning_rate`; for a classifier `accuracy`; with loss
-    scaling `loss_scale` and `skipped_steps` so far; and what blocks measure.
+    (new state, metrics). The metrics are `nats`, the mean loss;
+    `gradient_norm`, the norm before clipping; `learning_rate`; for a
+    classifier, `accuracy`; with loss scaling, `loss_scale` and the number of
+    `skipped_steps` so far; and the measurements of blocks.
   """
   (nats, measured), grads = _accumulate(state, tokens_BL, predict, config)
 
-  # The schedule is an argument of the program, so that a change of the rate or
-  # the number of steps needs no other program. Skipped steps do not count.
+  # The schedule is an argument of the program, so that a change of the learning
+  # rate or the number of steps does not require another compilation. Skipped
+  # steps are not counted.
   due = schedule or optimizer_lib.schedule(config)
   updates_so_far = optimizer_lib.num_updates(state.opt_state)
   due = due._replace(
@@ -187,8 +202,9 @@ def train_step(
   params = optax.apply_updates(state.params, updates)
   params = model_lib.project(params)
 
-  # At first the average follows closely, so that the initial weights do not
-  # hold back short runs (the schedule of tf.train.ExponentialMovingAverage).
+  # At first, the decay is small, so that the average of a short run is not
+  # dominated by its initial weights. The schedule is that of
+  # tf.train.ExponentialMovingAverage.
   decay = jnp.minimum(
     config.optimizer.ema_decay, (1 + state.step) / (10 + state.step)
   )
@@ -202,8 +218,9 @@ def train_step(
   for name, x in measured.items():
     metrics[name] = x.mean(0) if x.ndim == 1 else x
 
-  # A bad batch must not reach the weights. The caller sees it in the metrics
-  # one step later, when the next update is already on its way.
+  # A non-finite batch must not change the weights. The program has to ensure
+  # this itself, because the caller reads the metrics one step later, when the
+  # next update is already running.
   is_finite = jnp.isfinite(nats) & jnp.isfinite(metrics["gradient_norm"])
   params, opt_state, ema = jax.tree.map(
     lambda new, old: jnp.where(is_finite, new, old),
@@ -226,15 +243,17 @@ def train_step(
 
 
 def _accumulate(state, tokens_BL, predict, config):
-  """Gradients and metrics of a batch, computed in micro-batches.
+  """Computes the gradients and metrics of a batch in micro-batches.
 
-  Returns ((nats, what blocks measure), gradients), each the mean of the batch,
-  and the gradients unscaled.
+  Returns:
+    ((nats, measurements of blocks), gradients). Each is the mean over the
+    batch, and the gradients are unscaled.
   """
   micro = config.train.accumulation
   b, n = tokens_BL.shape
-  # Neighbors are assigned to different micro-batches: a batch is split over
-  # devices in contiguous parts, and each micro-batch must have some of each.
+  # Assign neighboring examples to different micro-batches. A batch is split
+  # over devices into contiguous parts, and each micro-batch must include
+  # examples from every device.
   tokens_ABL = tokens_BL.reshape(b // micro, micro, n).swapaxes(0, 1)
   seed = jax.random.key(config.train.seed)
   rng = jax.random.fold_in(seed, state.step)
@@ -244,8 +263,8 @@ def _accumulate(state, tokens_BL, predict, config):
     logits_BLV, measured = predict(params, tokens_BL, rng)
     nats = position_losses(logits_BLV, tokens_BL).mean()
 
-    # What blocks add to the loss is a number for each of them. Anything of
-    # another shape is only measured.
+    # A measurement with one number per block is an auxiliary loss. A
+    # measurement of any other shape is only reported.
     extra = 0.0
     for name, x in measured.items():
       if x.ndim == 1:
@@ -261,8 +280,8 @@ def _accumulate(state, tokens_BL, predict, config):
     new = gradient(state.params, *inputs)
     return jax.tree.map(jnp.add, total, new), None
 
-  # A single micro-batch needs no sum, which would be a second copy of the
-  # gradients in memory.
+  # For a single micro-batch, avoid the sum, which would need memory for a
+  # second copy of the gradients.
   rngs_A = jax.random.split(rng, micro)
   inputs = tokens_ABL, rngs_A
   first = [state.params] + [x[0] for x in inputs]

@@ -1,31 +1,34 @@
-"""The time that a run spends on training steps, on two clocks."""
+"""The time that a run spends on training steps, measured by two clocks."""
 
 import contextlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-# The clocks: wall time, and the processor time of all threads, which does not
-# depend on what else the machine does.
+# The clocks: elapsed time, and the CPU time of all threads, which does not
+# depend on what else runs on the machine.
 TIMES = dict(seconds=time.perf_counter, processor_seconds=time.process_time)
-Limit = tuple[str, float]  # a clock, and how many seconds a run may take on it
-MOST = 2**31  # of a limit: the optimizer counts steps in 32 bits
+Limit = tuple[str, float]  # a clock, and the seconds after which the run ends
+MOST = 2**31  # bound for limits, because the optimizer counts steps in 32 bits
 
 
 def parse_limit(
   text: str, flag: str, kinds: Collection[str] = tuple(TIMES)
 ) -> Limit:
-  """Parses a limit that a flag gives as KIND:N.
+  """Parses a limit of the form KIND:N.
 
   Args:
     text: the value of the flag.
-    flag: its name, for the error.
-    kinds: the kinds that it may name; by default the clocks.
+    flag: the name of the flag, for the error message.
+    kinds: the allowed kinds; by default, the clocks.
 
-  Returns (kind, number). Raises ValueError if the text is no limit.
+  Returns:
+    (kind, number).
+
+  Raises ValueError if the text does not have this form.
   """
   kind, _, number = text.partition(":")
-  # A text that is not a number becomes 0, which is out of bounds.
+  # If N is not a number, use 0, which is out of bounds.
   try:
     amount = float(number)
   except ValueError:
@@ -42,18 +45,18 @@ def parse_limit(
 class Stopwatch:
   """Measures the time that a run spends on training steps.
 
-  It runs from its construction, except in the context `paused`.
+  The stopwatch runs from its construction, and pauses in the context `paused`.
 
   Args:
-    lines: of the run's `metrics.jsonl`. The time of a run that resumes counts
-      on from the last line that has it.
-    limit: of the time of the run, for `share`.
+    lines: the lines of the run's `metrics.jsonl`. If the run resumes, its time
+      continues from the last line that includes the time.
+    limit: the time limit of the run, for `share`, or None.
   """
 
   def __init__(
     self, lines: Sequence[Mapping[str, Any]] = (), limit: Limit | None = None
   ):
-    # Some lines have no time, such as that about the weights at the start.
+    # Some lines include no time, such as the line about the initial weights.
     timed = [line for line in lines if TIMES.keys() <= line.keys()]
     self._spent = {name: timed[-1][name] if timed else 0.0 for name in TIMES}
     self._limit = limit
@@ -62,7 +65,7 @@ class Stopwatch:
     self._start = _now()
 
   def _add(self) -> None:
-    """Adds the time since the last call or pause."""
+    """Adds the time since the last call or the last pause."""
     now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]
@@ -70,7 +73,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Stops the watch within a context, such as validation or saving."""
+    """Pauses the stopwatch in a context, such as validation or saving."""
     self._add()
     try:
       yield
@@ -78,7 +81,10 @@ class Stopwatch:
       self._start = _now()
 
   def share(self) -> float | None:
-    """The share of the limit that has passed, at most 1; None without one."""
+    """Returns the fraction of the limit that has passed, at most 1.
+
+    Returns None if there is no limit.
+    """
     if self._limit is None:
       return None
 
@@ -87,15 +93,18 @@ class Stopwatch:
     return min(1.0, self._spent[clock] / seconds)
 
   def is_over(self) -> bool:
-    """Whether the limit has passed."""
+    """Returns whether the time limit has passed."""
     return self.share() == 1
 
   def count(self, tokens: int) -> None:
-    """Adds the tokens of a step."""
+    """Counts the tokens of a step, for `rate`."""
     self._tokens += tokens
 
   def rate(self) -> float:
-    """Tokens per second since the last call, up to the last pause."""
+    """Returns the tokens per second since the last call of this function.
+
+    Time after the last pause is not included, so call it within `paused`.
+    """
     seconds = self._spent["seconds"] - self._since
     rate = self._tokens / seconds if seconds else 0.0
     self._tokens = 0
@@ -103,7 +112,7 @@ class Stopwatch:
     return rate
 
   def times(self) -> dict[str, float]:
-    """The time fields of a line of metrics, up to the last pause."""
+    """Returns the time fields of a line of metrics, as of the last pause."""
     return {name: round(spent, 3) for name, spent in self._spent.items()}
 
 

@@ -1,4 +1,4 @@
-"""Starts a run from the weights of another one."""
+"""Starts a run from existing weights, those of another run or of a file."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -16,34 +16,36 @@ from sparse_transformer.training.step import State
 
 
 def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
-  """Makes the state before the first step, from weights of `train.init_from`.
+  """Returns the state before the first step, as `train.init_from` sets it.
 
-  Both the parameters and their average become the averaged weights of the run
-  that it names, or the weights of the file. The optimizer starts anew.
+  If `train.init_from` names a run, both the parameters and their average become
+  the averaged weights of that run. If it names a file, they become the weights
+  in the file. The state of the optimizer is new in either case.
 
   Returns:
-    (state, start): `start` describes as JSON where the weights are from, and is
-    None if they are random. In it, `random` names the parameters for which no
-    weights fit, `unused` the weights that have no place here, `changed` the
-    settings by which weights mean something else, and `attention` those of the
-    patterns that differ.
+    (state, start). `start` describes the origin of the weights as JSON, and is
+    None if the weights are random. In `start`, `random` lists the parameters
+    that no weights fit, `unused` lists the weights that fit no parameter,
+    `changed` lists the settings that change what weights mean, and `attention`
+    lists the settings of patterns that differ.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
-    ValueError: it has no such step, its checkpoint is damaged, or parameters do
-      not fit, or have another meaning, and `train.init_partial` is False.
+    ValueError: the run does not have this step, or its checkpoint is damaged;
+      or weights do not fit or mean something else, and `train.init_partial` is
+      False.
   """
   settings = experiment.config.train
   if not settings.init_from:
     return experiment.first_state(), None
   source = _read(settings.init_from, experiment)
 
-  # Shapes alone do not say that weights fit: with another vocabulary of the
-  # same size, each embedding is that of another symbol.
+  # Weights may not fit even if shapes are equal: with a different vocabulary of
+  # the same size, each embedding belongs to a different symbol.
   changed, attention = _changed(source.config, experiment)
   for name, there in source.meanings.items():
     here = getattr(experiment.source, name)
-    # Either may be unknown, and JSON has a list in place of a tuple.
+    # Either may be unknown. Compare lists, because JSON has no tuples.
     if there and here and list(there) != list(here):
       changed.append(f"{name} of data={here} here, but {there} there")
 
@@ -51,24 +53,24 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
   params, misfits = _fit(state.params, source.weights, changed, settings)
   start = source.provenance | misfits | dict(attention=attention)
 
-  # The score in a file is that of all its weights.
+  # The score in a file is valid only if all its weights are used.
   if any(misfits.values()):
     start.pop("bits", None)
 
-  # The average is a copy, because the first step is given the memory of both.
+  # Copy the average, because the first step reuses the memory of both.
   average = jax.tree.map(jnp.copy, params)
   return dataclasses.replace(state, params=params, ema=average), start
 
 
 @dataclasses.dataclass(frozen=True)
 class _Source:
-  """Weights to start from, and what is known about them.
+  """Weights from which a run starts, and what is known about them.
 
   Attributes:
     weights: {name: array}, see `store.by_name`.
-    config: of the experiment that trained them.
-    meanings: what its `symbols` and `classes` are, as far as known.
-    provenance: where they are from, as JSON.
+    config: the config of the experiment that trained the weights.
+    meanings: the `symbols` and `classes` of that experiment, as far as known.
+    provenance: the origin of the weights, as JSON.
   """
 
   weights: Mapping[str, Any]
@@ -78,7 +80,7 @@ class _Source:
 
 
 def _read(text, experiment):
-  """Reads what `train.init_from` names: a file, or a run."""
+  """Reads the file or the run that `train.init_from` names."""
   if text.endswith(exported.SUFFIX):
     path = files.from_config(text)
     file = processes.together(lambda: exported.load(path))
@@ -111,8 +113,8 @@ def _read(text, experiment):
 
 
 def _find(text: str) -> tuple[store.Saved, int]:
-  """Finds the run and the step that WORKDIR[:STEP] names."""
-  # The name of a folder may itself have a colon.
+  """Returns the run and the step that WORKDIR[:STEP] names."""
+  # The name of a folder may itself contain a colon.
   name, _, asked = text.rpartition(":")
   if not name or files.from_config(text).is_dir():
     name, asked = text, ""
@@ -129,10 +131,12 @@ def _find(text: str) -> tuple[store.Saved, int]:
 
 
 def _changed(before, experiment):
-  """The settings that differ from those that the weights were trained with.
+  """Finds settings that differ from those with which weights were trained.
 
-  Returns (changed, attention), lines of text: the settings by which weights
-  mean something else, and those of patterns, with which they may be used.
+  Returns:
+    (changed, attention), two lists of lines: the settings that change what
+    weights mean, and the settings of patterns, with which weights can still be
+    used.
   """
   learned = any(x.is_learned for x in experiment.model.contents)
   changed: list[str] = []
@@ -142,8 +146,8 @@ def _changed(before, experiment):
     line = f"{name}={here} here, but {there} there"
     affected = schema.affects(name)
     is_of_model = name.startswith("model.") and affected == "all"
-    # What a pattern has learned, such as centroids, means nothing to another
-    # one.
+    # Learned parameters of a pattern, such as centroids, mean nothing to
+    # another pattern.
     if is_of_model or (name == "attention.pattern" and learned):
       changed.append(line)
     elif affected == "scores":
@@ -153,10 +157,14 @@ def _changed(before, experiment):
 
 
 def _fit(params, weights, changed, settings):
-  """Puts weights in the place of the parameters whose shape they have.
+  """Replaces parameters by the weights of the same name and shape.
 
-  Returns (parameters, misfits): the names `random` and `unused`, and `changed`.
-  Raises ValueError if something does not fit, unless the settings allow it.
+  Returns:
+    (parameters, misfits), where misfits contains the names `random` and
+    `unused`, and `changed`.
+
+  Raises ValueError if something does not fit, unless `train.init_partial` is
+  True and at least one array fits.
   """
   leaves = store.by_name(params)
   fitted = dict(leaves)
@@ -171,15 +179,15 @@ def _fit(params, weights, changed, settings):
 
   problems = changed + list(reasons.values())
   problems += [f"{name} is absent here" for name in unused]
-  # Even a partial start needs something: if no array fits, the user must have
-  # meant another file.
+  # If no array fits, the user must have meant another file, so raise an error
+  # even if a partial start is allowed.
   none_fits = len(reasons) == len(leaves)
   if problems and (not settings.init_partial or none_fits):
     raise ValueError(
       f"train.init_from={settings.init_from} is another network:"
-      f" {', '.join(problems[:4])}; use the same settings of the model, the"
-      " data's symbols and length and the patterns' parameters, or"
-      " --config.train.init_partial=True, which takes the weights that fit"
+      f" {', '.join(problems[:4])}; use the same model settings, data symbols,"
+      " sequence length and patterns, or set --config.train.init_partial=True,"
+      " to use only the weights that fit"
     )
   misfits = dict(random=list(reasons), unused=unused, changed=changed)
   tree = jax.tree.structure(params)

@@ -1,4 +1,4 @@
-"""Workdirs: which folders can be one, and a lock for one run at a time."""
+"""Workdirs: checks of their paths, and a lock that allows one run at a time."""
 
 import contextlib
 import fcntl
@@ -12,45 +12,48 @@ from collections.abc import Iterator
 from sparse_transformer import atomic
 from sparse_transformer.training.distributed import processes
 
-COMPARISON = "comparison-of.json"  # what a folder of a comparison compares
+# Describes what is compared; marks the folder of a comparison.
+COMPARISON = "comparison-of.json"
 
 
 def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
-  """Raises ValueError if a folder cannot be that of a run, or of a comparison.
+  """Raises ValueError if a folder cannot be used for a run or a comparison.
 
   Args:
     workdir: the folder, which need not exist.
-    other: a file that shows that it already holds something else.
-    what: names that, for the error.
+    other: the name of a file whose presence shows that the folder is already
+      used for something else.
+    what: what the folder is then used for, for the error message.
   """
   name = os.fspath(workdir)
   path = pathlib.Path(workdir)
   existing = next(filter(os.path.lexists, (path, *path.parents)), path)
 
-  # A path with .. in a folder that does not exist yet may name another one as
-  # soon as that exists, for instance as a link.
+  # If a folder before .. does not exist yet, the path may mean something else
+  # once it exists, for example as a link.
   is_odd = ".." in path.relative_to(existing).parts
-  # Orbax takes some names for a pattern of files, or for a bucket in a cloud.
+  # Orbax interprets some names as glob patterns or as cloud buckets.
   if is_odd or re.search(r"^\w+:/|[*?[\udc80-\udcff]", name):
     raise ValueError(
-      f"--workdir={name} must be a local folder, in UTF-8, without * ? or [,"
-      " and without .. in a new one"
+      f"--workdir={name} must be a local folder whose name is UTF-8 without"
+      " * ? or [, and .. must not follow a folder that does not exist"
     )
   if not existing.is_dir():
     raise ValueError(f"--workdir={name}: {existing} is not a folder")
   if (path / other).exists():
-    raise ValueError(f"{name} holds {what}; use another --workdir")
+    raise ValueError(f"{name} contains {what}; use another --workdir")
 
 
 @contextlib.contextmanager
 def hold(workdir: str | os.PathLike) -> Iterator[None]:
-  """Locks a workdir against other runs; creates it if needed.
+  """Locks a workdir against other runs, and creates it if necessary.
 
-  The first process locks it for all. The operating system releases the lock
-  when that process ends, however it ends. An error before there is a
-  config.json removes a new workdir.
+  The first process locks the workdir for all processes. The operating system
+  releases the lock when that process ends, even if it is killed. If an error
+  occurs before config.json is written, a newly created workdir is removed.
 
-  Raises ValueError if another run holds it, with its process and host.
+  Raises ValueError, which names the process and the host, if another run has
+  locked the workdir.
   """
   path = pathlib.Path(workdir)
   needed = [path / "lock", path / "checkpoints", path, *path.parents]
@@ -60,8 +63,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
       processes.decide(lambda: _lock(path / "lock", stack))
       yield
   except BaseException:
-    # Only what is new is removed, innermost first. A folder that has something
-    # else in it cannot be, and stays.
+    # Remove only new files and folders, innermost first. `rmdir` keeps folders
+    # that contain something else.
     if processes.is_first() and not (path / "config.json").exists():
       with contextlib.suppress(OSError):
         for x in new:
@@ -70,12 +73,12 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
 
 
 def _lock(path, stack):
-  """Locks a file and writes into it who holds it, until a stack is closed."""
+  """Locks a file until a stack is closed, and writes the holder into it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   file = stack.enter_context(atomic.appending(path))
 
-  # The file was opened to append, so that the line of another run, which holds
-  # the lock, is still there to be read.
+  # The file was opened for appending, so if another run holds the lock, its
+  # line is still in the file.
   file.seek(0)
   holder = file.read(100).strip()
   if holder and not holder.startswith("process"):
@@ -88,12 +91,17 @@ def _lock(path, stack):
       f"{path.parent} is in use by {holder or 'another process'}; wait until it"
       " ends, or use another --workdir"
     ) from None
-  # Some network disks have no locks; a run there is better than none.
+  # Some network file systems do not support locks; allow runs there, with a
+  # warning.
   except OSError as error:
-    line = f"warning: {path} cannot be locked ({error}): start no second run"
+    line = (
+      f"warning: {path} cannot be locked ({error}); do not start a second run"
+      " in the same folder"
+    )
     print(line, file=sys.stderr)
 
-  # The line only serves the error of another run: a full disk may lack it.
+  # The line is needed only for the error message of another run, so ignore a
+  # full disk.
   with contextlib.suppress(OSError):
     file.truncate(0)
     print(f"process {os.getpid()} on {socket.gethostname()}", file=file)

@@ -110,7 +110,7 @@ def test_several_sequences_are_saved(tmp_path):
 NO_FASTA = "not a FASTA file, but other text"
 
 
-NO_KIND = "x.wav is damaged or truncated, or of a kind that is not read"
+NO_KIND = "x.wav is damaged or truncated, or its format is not supported"
 
 
 @pytest.mark.parametrize(
@@ -127,11 +127,11 @@ NO_KIND = "x.wav is damaged or truncated, or of a kind that is not read"
     ("x.fasta", b"ACGT\n>x\nACGT\n", [NO_FASTA]),
     ("x.fasta", b";only > a comment", [NO_FASTA]),
     ("x.fasta", b"", ["is not a FASTA file, but empty"]),
-    ("x.wav", claiming(101), ["damaged", "'data' has 100 of 101 bytes"]),
-    ("x.wav", claiming(2**30), ["'data' has 100 of 1,073,741,824 bytes"]),
+    ("x.wav", claiming(101), ["damaged", "'data' has only 100 of 101 bytes"]),
+    ("x.wav", claiming(2**30), ["'data' has only 100 of 1,073,741,824 bytes"]),
     ("x.wav", silence()[:-1], ["damaged or truncated"]),
-    ("x.wav", claiming(0), ["does not count its last 100 bytes"]),
-    ("x.wav", riff(), ["has 0 chunks b'data', not one"]),
+    ("x.wav", claiming(0), ["does not include its last 100 bytes"]),
+    ("x.wav", riff(), ["has 0 chunks b'data'; it must have one"]),
     ("x.wav", riff(SOUND, SOUND), ["has 2 chunks b'data'"]),
     ("x.wav", riff((b"data", bytes(3))), ["multiple of element size"]),
     ("x.wav", b"FORM" + riff(SOUND)[4:], ["damaged", "FORM"]),
@@ -141,14 +141,18 @@ NO_KIND = "x.wav is damaged or truncated, or of a kind that is not read"
     ("x.wav", of_format(tag=17, block=256, bits=4), [NO_KIND, "DVI_ADPCM"]),
     ("x.wav", of_format(tag=1, block=0, bits=16), [NO_KIND, "modulo by zero"]),
     ("x.wav", of_format(tag=3, block=2, bits=16), [NO_KIND, "16-bit floating"]),
-    ("x.wav", silence((9, 2)), ["x.wav has 2 channels; mix it"]),
+    ("x.wav", silence((9, 2)), ["x.wav has 2 channels; mix them"]),
     ("x.wav", wav(np.array([0, 32768.0])), ["samples reach 32,768; scale"]),
     ("x.wav", wav(np.array([0, -4.5], "f4")), ["samples reach 4.5; scale"]),
-    ("x.wav", wav(np.array([0, np.nan])), ["sample 1 is nan, not finite"]),
+    (
+      "x.wav",
+      wav(np.array([0, np.nan])),
+      ["sample 1 is nan; samples must be finite"],
+    ),
     ("x.wav", silence(rate=0), ["has 0 samples per second"]),
     ("x.wav", silence(rate=2**31 - 1), ["samples per second"]),
     ("x.wav", silence(rate=1), ["has 1 samples per second"]),
-    ("x.wav", b"RIFX not a wav at all", ["of a kind that is not read"]),
+    ("x.wav", b"RIFX not a wav at all", ["its format is not supported"]),
   ],
 )
 def test_file_without_symbols_is_an_error_that_says_why(name, content, words):
@@ -250,7 +254,7 @@ def test_separator_follows_each_document(tmp_path):
 
   found = Text(0).decode(b"ab", "x")
   np.testing.assert_array_equal(found, [97, 98, 0])
-  with refused("x has byte 0 at 1, .*documents=True"):
+  with refused("x contains byte 0 at index 1, .*documents=True"):
     Text(0).decode(b"a\0b", "x")
 
 
@@ -307,10 +311,10 @@ RF64 = riff(
 )
 
 
-STREAM = "x.wav has the header of a stream, and so may others"
+STREAM = "x.wav has the header of a stream, and other files may, too"
 
 
-MORE_BYTES = "x.wav has last bytes that its header does not count"
+MORE_BYTES = "x.wav has bytes after the end stated in its header"
 
 
 @pytest.mark.parametrize(
@@ -366,8 +370,8 @@ def test_sound_a_little_too_loud_is_clipped_and_told_once(tmp_path, capfd):
     np.testing.assert_array_equal(found, clipped)
 
   assert capfd.readouterr().err == (
-    f"warning: {tmp_path}/0.wav has samples beyond -1..1, and so may others:"
-    " they are clipped\n"
+    f"warning: {tmp_path}/0.wav has samples outside -1..1, and other files"
+    " may, too; they are clipped\n"
   )
 
 

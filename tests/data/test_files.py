@@ -65,7 +65,7 @@ def test_damaged_archive_is_an_error_that_names_it(tmp_path, suffix):
   )
   for content in contents:
     path.write_bytes(content)
-    with refused(f"{path} is damaged .* or of a kind"):
+    with refused(f"{path} is damaged .* or its format is"):
       files.read(path)
 
   path.unlink()
@@ -178,9 +178,7 @@ def test_kind_that_is_not_unpacked_is_told(tmp_path, kind, content, capfd):
   source = functools.partial(source_of, path=tmp_path / "x.txt")
 
   assert small_data.contents(source("bytes")) == content * 9
-  line = (
-    f"{tmp_path}/x.txt has {kind} data, unlike text, and so may others: unp"
-  )
+  line = f"{tmp_path}/x.txt has {kind} data, unlike text, and other files"
 
   assert line in capfd.readouterr().err
   for name, phrase in (

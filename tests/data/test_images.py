@@ -62,7 +62,7 @@ def test_arrays_are_splits_by_their_names(tmp_path, arrays):
   assert source.load()["test"] is source.load()["validation"]
 
   np.save(path, valid[:, :9])
-  with refused("valid.npy.* have images of diff"):
+  with refused("valid.npy.* contain images of diff"):
     source_of("images", tmp_path)
 
 
@@ -155,19 +155,19 @@ PLANES = PIXELS[:, :, :5].transpose(0, 3, 1, 2)
 )
 def test_array_that_may_be_other_images_is_refused(tmp_path, array):
   np.save(tmp_path / "x.npy", array)
-  with refused("x.npy (holds|is damaged)") as error:
+  with refused("x.npy (contains|is damaged)") as error:
     source_of("images", tmp_path / "x.npy")
   if array.size:
-    assert "of planes, as CIFAR-10" in str(error.value)
+    assert "for planes, as CIFAR-10" in str(error.value)
 
 
 def test_advice_on_planes_gives_the_images(tmp_path):
   planes = PIXELS.transpose(0, 3, 1, 2).reshape(12, -1)
   np.save(tmp_path / "x.npy", planes)
-  with refused("x.npy holds") as error:
+  with refused("x.npy contains") as error:
     source_of("images", tmp_path / "x.npy")
 
-  advice = str(error.value).rpartition("are published, ")[2]
+  advice = str(error.value).rpartition("are published, save ")[2]
   found = eval(
     advice,
     dict(
@@ -187,7 +187,7 @@ def test_array_whose_last_axis_may_count_is_told(tmp_path, capfd):
   ):
     np.save(tmp_path / name, array)
     assert source_of("images", tmp_path / name).shape == shape
-    told = f"{name}: read as {images}; if its last axis counts them"
+    told = f"{name}: read as {images}; if the last axis is that of images"
     assert told in capfd.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_arrays_of_any_name_are_read_where_no_pictures_are(tmp_path):
   source = source_of("images", tmp_path)
   assert_splits(source, *np.split(PIXELS[ORDER], [6, 9]))
   np.save(tmp_path / "train-labels.npy", np.arange(12))
-  with refused(r"labels.npy holds int64 \(12,\); images"):
+  with refused(r"labels.npy contains int64 \(12,\); images"):
     source_of("images", tmp_path)
   small_data.write_pictures(tmp_path / "below", PIXELS[:, :4])
   assert source_of("images", tmp_path).shape == (4, 6, 3)
@@ -389,7 +389,7 @@ def test_imagenet64_of_other_than_its_images_is_refused(
   tmp_path, arrays, change
 ):
   np.save(tmp_path / "valid_64x64.npy", change(arrays[1]))
-  with refused("valid_64x64.npy hold"):
+  with refused("valid_64x64.npy contain"):
     source_of("imagenet64", tmp_path).examples("train")
 
 

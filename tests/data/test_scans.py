@@ -77,7 +77,7 @@ def test_scans_are_composed_one_after_another():
 
 
 def test_order_that_is_named_twice_is_refused():
-  with refused("=2 must be .*=0 to 4, each once"):
+  with refused("=2 must be .*=0 to 4, each at most once"):
     EVERY.labels(["rotation=1", "colors=3", "rotation=2"])
 
 
@@ -215,5 +215,5 @@ def test_eval_scores_images_in_an_order(network, tmp_path, capfd):
 
 @pytest.mark.parametrize("name", ["rotation", "transposition", "jigsaw"])
 def test_order_needs_images_that_have_it(name):
-  with refused(f"images of .5, 4, 1. have no '{name}'"):
+  with refused(f"images of .5, 4, 1. have no order '{name}'"):
     Scans((name,), (5, 4, 1))

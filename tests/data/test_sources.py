@@ -219,7 +219,7 @@ def test_name_of_two_sources_is_an_error():
   [
     (0, 0, "0 symbols and .* must have 1 to 4 symbols"),
     (5, 0, "5 symbols and"),
-    (3, -1, "label=-1; it must .* a label below 2"),
+    (3, -1, "label=-1; it must .* a label from 0 to 1"),
     (3, 2, "label=2; it must"),
   ],
 )

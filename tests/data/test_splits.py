@@ -120,9 +120,11 @@ def test_several_names_of_a_split_are_joined_and_told(tmp_path, capfd):
 
   assert sizes(tmp_path) == [80, 80, 40]
   err = capfd.readouterr().err
-  assert f"{tmp_path}: train is train.en, train.fr, joined\n" in err
-  assert f"{tmp_path}: validation is valid.en, valid.fr, joined\n" in err
-  assert "files that are not read: 1, such as Train/x; data.splits=frac" in err
+  assert f"{tmp_path}: the train split joins train.en, train.fr\n" in err
+  assert f"{tmp_path}: the validation split joins valid.en, valid.fr\n" in err
+  assert (
+    "files that are not read: 1, such as Train/x; to read all, set data" in err
+  )
   assert sizes(tmp_path, splits="names") == [120, 80, 40]
 
 
@@ -133,16 +135,18 @@ def test_lack_of_a_split_and_files_that_are_not_read_are_told(tmp_path, capfd):
 
   assert found["test"] is found["validation"]
   err = capfd.readouterr().err
-  assert "has no test: b.val.txt is used, as for validation" in err
+  assert "has no test split; b.val.txt is used, as for validation" in err
   assert "warning: " in err
   assert (
-    "files that are not read: 1, such as README.md; data.splits=fractions reads"
-    " all\n" in err
+    "files that are not read: 1, such as README.md; to read all, set"
+    " data.splits=fractions\n" in err
   )
   (tmp_path / "b.val.txt").replace(tmp_path / "test.txt")
   assert sizes(tmp_path) == [20, 20, 40]
   err = capfd.readouterr().err
-  assert "has no validation: the end of train.txt is used, by data.fr" in err
+  assert (
+    "has no validation split; the end of train.txt is used, by data.fr" in err
+  )
 
 
 # Folders as they are found, by the sizes of their files.
@@ -193,7 +197,9 @@ def test_names_that_tell_no_splits_are_told_and_all_is_read(
   write_files(tmp_path, there)
   total = sum(there.values())
   assert sum(sizes(tmp_path)) == total
-  line = f"by data.fractions, not by the names {names}; if they are splits, set"
+  line = (
+    f"by data.fractions, not by the names {names}; if these are splits, set"
+  )
   assert line in capfd.readouterr().err
   assert sum(sizes(tmp_path, splits="fractions")) == total
   assert not capfd.readouterr().err  # it is what was asked for
@@ -239,9 +245,9 @@ def test_names_may_be_said_to_be_splits(tmp_path):
   assert sizes(tmp_path, splits="names") == [90, 10, 20]
 
   (tmp_path / "train.py").unlink()
-  with refused("names needs files or folders in .*trai"):
+  with refused("names requires files or folders in .*trai"):
     sizes(tmp_path, splits="names")
-  with refused("needs a folder, but .*test is a file"):
+  with refused("requires a folder, but .*test is a file"):
     sizes(tmp_path / "test", splits="names")
 
 
@@ -303,7 +309,7 @@ def test_names_of_splits_that_are_joined_are_told(
 
   assert all(name in err for name in names), err
   assert (
-    "split by data.fractions; in a folder, give them the names train" in err
+    "split by data.fractions; to split by names, put them into a folder" in err
   )
 
 

@@ -41,7 +41,10 @@ def test_data_of_another_kind_beside_text_are_told(tmp_path, capfd):
   source_of("bytes", tmp_path).load()
   err = capfd.readouterr().err
 
-  assert "b/x.tar.gz has zero bytes, unlike text, and so may others: unp" in err
+  assert (
+    "b/x.tar.gz has zero bytes, unlike text, and other files may, too; unp"
+    in err
+  )
   assert err.count("\n") == 1
 
 
@@ -255,7 +258,7 @@ NO_RECORDS = {
 def test_line_that_is_no_record_is_named(tmp_path, line):
   good = b'{"text": "a"}\n\n'
   (tmp_path / "x.jsonl").write_bytes(good + line + b"\n" + good)
-  phrase = "x.jsonl, line 3 is not JSON with a text in its field"
+  phrase = "x.jsonl, line 3 is not JSON with text in its field"
   with refused(phrase, NO_RECORDS[line]):
     source_of("jsonl", tmp_path).examples("train")
 
@@ -265,7 +268,7 @@ def test_line_that_is_no_record_is_named(tmp_path, line):
   [
     (LINE.decode().encode("utf-16") * 2, "line 1 is not .*UTF16 data"),
     (gzip.compress(LINE, mtime=0), "line 1 is not .*gzip data"),
-    (LINE + b'\n{"text": "a\\u0000"}', "line 2 has byte 0 at 1"),
+    (LINE + b'\n{"text": "a\\u0000"}', "line 2 contains byte 0 at index 1"),
   ],
 )
 def test_other_files_of_records_are_rejected(tmp_path, content, phrase):
@@ -279,7 +282,7 @@ def test_half_a_character_becomes_another_one(tmp_path, capfd):
   (tmp_path / "x.jsonl").write_text("\n".join(lines))
   text = contents(source_of("jsonl", tmp_path)).decode()
   assert text == "a\ufffd\n\U0001f600\ufffd\n"
-  line = "x.jsonl: 2 halves of characters became U+FFFD"
+  line = "x.jsonl: 2 surrogates (halves of characters) were replaced by"
   assert line in capfd.readouterr().err
 
 
@@ -344,7 +347,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
 
   (tmp_path / "README.md").write_text("x")
   assert sizes_of(source_of("labelled", tmp_path)) == sizes
-  line = "not read: 1, such as README.md, in no folder of a class\n"
+  line = "not read: 1, such as README.md, because they are not"
   assert line in capfd.readouterr().err
 
   for split in "train", "val":
@@ -352,7 +355,7 @@ def test_files_beside_the_folders_of_classes_are_told(tmp_path, capfd):
     write_classes(folder, GOOD)
     (folder / "urls.txt").write_text("x")
   source_of("labelled", tmp_path / "more")
-  line = "not read: 2, such as train/urls.txt, in no folder of a class\n"
+  line = "not read: 2, such as train/urls.txt, because they are not"
   assert line in capfd.readouterr().err
 
 
@@ -391,7 +394,7 @@ def test_classes_are_the_upper_folders(tmp_path):
   [
     ({"a": [b"x"] * 8, "b": [b"x"]}, "train is empty: 1 files in .*b in all"),
     ({"a": [b"x"] * 8, "b": [b""] * 8}, "b/00.txt is empty; remove it"),
-    ({"a": [b"x"] * 8}, "at least 2 classes, .* it has a$"),
+    ({"a": [b"x"] * 8}, "at least 2 classes, .* it contains a$"),
   ],
 )
 def test_classes_that_cannot_be_learned_are_an_error(tmp_path, texts, message):

@@ -170,10 +170,10 @@ def llm_c(*numbers):
       llm_c(20240801, 7, 4000) + WORDS.astype("<u4").tobytes(),
       "llm.c's header",
     ),
-    (b"the quick brown fox\n" * 9, "holds text"),
+    (b"the quick brown fox\n" * 9, "contains text"),
     (b"PK\x03\x04" + bytes(99) + b"!", "zip data"),
     (b"MMIDIDX\0\0" + bytes(98), "Megatron's index"),
-    ("schöne Wörter. ".encode() * 9, "holds text"),
+    ("schöne Wörter. ".encode() * 9, "contains text"),
     (gzip.compress(b"text", mtime=0), "gzip data"),
     # Of four symbols, half of them 0; after padding; padded by half.
     (WORDS % 4, "32- or 64-bit tokens"),
@@ -233,7 +233,9 @@ def test_vocabulary_that_the_dtype_cannot_hold_is_refused(
   found = source_of("tokens", path, vocab_size=fits).load()
 
   np.testing.assert_array_equal(np.concatenate([*found.values()]), tokens)
-  message = f"x.{suffix} holds {np.dtype(dtype)}, which cannot .*={fits + 1};"
+  message = (
+    f"x.{suffix} contains {np.dtype(dtype)}, which cannot .*={fits + 1};"
+  )
   with refused(message):
     source_of("tokens", path, vocab_size=fits + 1).load()
 
@@ -253,7 +255,7 @@ def test_vocabulary_that_the_dtype_cannot_hold_is_refused(
 def test_array_that_is_no_row_of_tokens_is_refused(tmp_path, tokens):
   np.save(tmp_path / "x.NPY", tokens)
   (tmp_path / "x.NPY.npy").replace(tmp_path / "x.NPY")
-  with refused("x.NPY holds .*; tokens must be a row"):
+  with refused("x.NPY contains .*; tokens must be uint8"):
     tokens_of(tmp_path / "x.NPY").load()
 
 
@@ -284,7 +286,7 @@ def test_array_whose_file_holds_more_is_refused(tmp_path):
 def test_table_of_other_than_numbers_of_bytes_is_refused(tmp_path, table):
   write(tmp_path)
   np.save(tmp_path / "token_bytes.npy", table)
-  with refused("token_bytes.npy holds .*; it must have"):
+  with refused("token_bytes.npy contains .*; it must"):
     tokens_of(tmp_path).load()
 
 

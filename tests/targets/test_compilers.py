@@ -147,7 +147,7 @@ REPORT = dict(
 def test_rendering(changes, words):
   text = compilers.render(REPORT | dict(programs=[PROGRAM | changes]))
   assert words in text
-  assert "Compiled for, not run on" in text
+  assert "compiled but not run" in text
 
 
 @pytest.mark.parametrize("compiles", [True, False])

@@ -16,14 +16,18 @@ from sparse_transformer.training.experiment import Experiment
 ABOVE = [
   # In the published networks, the end of the window holds the byte above.
   (cifar10, "strided", None),
-  (digits, "Local(7), Strided(8)", r"above the target, t-8: .* holds t-9; S"),
-  (digits, "Local(7) | Strided(8)", r"; Strided\(8, offset=1\) has it"),
+  (
+    digits,
+    "Local(7), Strided(8)",
+    r"above the target, t-8, .* holds t-9; use S",
+  ),
+  (digits, "Local(7) | Strided(8)", r"; use Strided\(8, offset=1\)"),
   (digits, "strided_target", None),
   (digits, "Local(7)", None),  # does not reach the row above
-  (digits, "Local(2) | Strided(4)", "t-8: "),
+  (digits, "Local(2) | Strided(4)", "t-8, "),
   (digits, "Strided(8), LSH(8, 4)", None),  # it may be among the chosen
-  (digits, "Column(8, 1)", "t-8: "),
-  (cifar10, "Row(32), Column(32)", "t-96: "),  # in the last channel
+  (digits, "Column(8, 1)", "t-8, "),
+  (cifar10, "Row(32), Column(32)", "t-96, "),  # in the last channel
   (cifar10, "Column(32) | Strided(96, offset=1)", None),
   (enwik8, "Local(4) | Strided(128)", None),  # text has no rows
 ]

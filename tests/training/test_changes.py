@@ -272,7 +272,7 @@ def test_finished_run_is_not_relabelled(trained, tmp_path):
     (name,) = changes
     with refused(f"config: {name} .*--allow_changes"):
       loop.train(config, workdir)
-    with refused(f"{name} cannot change: .* no step"):
+    with refused(f"{name} cannot change, .* no step"):
       loop.train(config, workdir, allow_changes=True)
 
   assert runs.files(workdir).keys() == before.keys()
@@ -292,7 +292,7 @@ def test_pattern_of_a_begun_run_changes_if_told_to(trained, tmp_path, capsys):
   later.parent.mkdir()
   later.touch()  # of the step that went
 
-  with refused("of a step that would change; move it"):
+  with refused("trained again with another config; move the file"):
     loop.train(config, workdir, allow_changes=True)
 
   later.unlink()
@@ -327,7 +327,7 @@ def test_config_that_was_edited_is_told_where_its_run_is_read(
   path = workdir / "config.json"
   path.write_text(path.read_text().replace('"strided"', '"dense"'))
   assert open_run(workdir).experiment.config.attention.pattern == "strided"
-  line = "used with its own, not with --config.attention.pattern=dense"
+  line = "used with its own config, not with --config.attention.pattern=dense"
   assert line in capsys.readouterr().err
 
 

@@ -108,7 +108,7 @@ def test_run_says_what_it_does_and_writes_a_trace(tmp_path, capsys):
   assert not err
 
   loop.train(config, folder, profile=[4])  # as the same command, to resume
-  words = "not profiled, as the run resumes from step 4"
+  words = "not profiled, because the run resumes from step 4"
 
   assert words in capsys.readouterr().out
 

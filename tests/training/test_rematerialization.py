@@ -90,7 +90,7 @@ def test_earlier_choice_is_kept_whatever_is_free(remat, compiled, monkeypatch):
   chosen = choose(monkeypatch, 1, kept=remat)
   assert chosen.remat == remat
   assert compiled == [remat]
-  assert "as this run chose before" in chosen.why
+  assert "this run chose it before" in chosen.why
 
 
 def test_processes_choose_what_fits_in_all(compiled, monkeypatch):
@@ -180,7 +180,7 @@ def test_choice_is_kept_on_the_same_machine(
   out = capsys.readouterr().out
   remat = store.Saved(part).describe(4)["remat"]
   if is_same:
-    assert "model.remat=none: as this run chose before" in out
+    assert "model.remat=none: this run chose it before" in out
     assert remat == "none"
     assert runs.arrays(resumed) == runs.arrays(whole)
   else:

@@ -349,7 +349,7 @@ def test_damage_to_any_file_is_found_and_the_checkpoint_before_it_is_used(
       file.write_bytes(DAMAGES[damage](content, place))
     else:
       continue
-    with refused("8 is damaged: .*; train.py sets"):
+    with refused("8 is damaged: .*; run train.py again"):
       restore(tmp_path, state)
     capsys.readouterr()
     assert_same(restore_last(tmp_path, state), at(state, 4))

@@ -1,1 +1,1 @@
-"""Checkpoints: written whole or not at all, and checked when read."""
+"""Checkpoints, which are written completely or not at all, and verified."""

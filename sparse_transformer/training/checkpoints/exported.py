@@ -1,4 +1,4 @@
-"""Weights in one file that other programs can read: docs/export.md."""
+"""Files of weights that other programs can read, see docs/export.md."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from sparse_transformer import (
 from sparse_transformer.data import files
 
 SUFFIX = ".safetensors"
-# The parts of a block: their names in the network, and in a file.
+# The parts of a block: {name in the network: name in a file}.
 PARTS = {
   "attention_norm": "attention.norm",
   "query": "attention.query",
@@ -51,13 +51,15 @@ def save(
   """Writes the parameters of an experiment's network to a file.
 
   Args:
-    path: of the file, NAME.safetensors.
-    config: the experiment's. It is stored without what only this machine has,
-      see `config.portable`.
-    params: of its network.
-    **provenance: what else is in the metadata, such as the step.
+    path: the path of the file, NAME.safetensors.
+    config: the config of the experiment. Fields that depend on this machine are
+      not stored, see `config.portable`.
+    params: the parameters of the network.
+    **provenance: additional metadata, such as the step.
 
-  Raises ValueError if the path is unsuitable, OSError if it cannot be written.
+  Raises:
+    ValueError: the path is unsuitable.
+    OSError: the file cannot be written.
   """
   path = check_path(path)
   source = data.source(config.data)
@@ -76,7 +78,7 @@ def save(
   metadata["geometry"] = json.dumps(
     dict(length=source.length, shape=source.shape)
   )
-  # A file may be published: it names no path of this machine.
+  # A file may be published, so it must not contain paths of this machine.
   portable = config_lib.portable(schema.typed(config))
   metadata["config"] = json.dumps(portable.to_dict())
   metadata["crc32"] = _crc32(arrays, metadata)
@@ -84,13 +86,13 @@ def save(
 
 
 class Exported(NamedTuple):
-  """What a file holds.
+  """The contents of a file of weights.
 
   Attributes:
-    config: the experiment's, without paths and devices.
-    params: the network's parameters, nested dicts of float32 arrays.
-    source: what is known of the `data.Source`: its symbols and its shape, but
-      no examples.
+    config: the config of the experiment, without paths and devices.
+    params: the parameters of the network, nested dicts of float32 arrays.
+    source: a stand-in for the `data.Source`, with its symbols and its shape but
+      without examples.
   """
 
   config: schema.Config
@@ -99,15 +101,20 @@ class Exported(NamedTuple):
 
 
 def load(path: str | os.PathLike) -> Exported:
-  """Reads weights that `save` wrote, or that another program saved again.
+  """Reads weights that `save` wrote.
 
-  If their CRC-32 differs, a line on standard error says so.
+  Another program may have modified them since. If their CRC-32 differs, a
+  warning on standard error says so.
 
-  Raises ValueError if the file is damaged, or lacks the metadata or arrays that
+  Args:
+    path: the path of the file.
+
+  Raises ValueError if the file is damaged, or lacks metadata or arrays that
   `save` writes.
   """
   path = pathlib.Path(path)
-  # Weights are in memory twice: as they are read, and as the network's arrays.
+  # Weights need memory twice: as arrays of the file, and as arrays of the
+  # network.
   machine.check_free(f"to read {path}", 2 * atomic.size(path))
   try:
     with safetensors.safe_open(path, "numpy") as file:
@@ -118,38 +125,39 @@ def load(path: str | os.PathLike) -> Exported:
       metadata = file.metadata() or {}
   except safetensors.SafetensorError as error:
     raise ValueError(
-      f"{path} is damaged or truncated: {error}; get it again"
+      f"{path} is damaged or truncated: {error}; copy or download it again"
     ) from error
 
   if not {"config", "vocabulary", "geometry"} <= metadata.keys():
     raise ValueError(
-      f"{path} is not a file of sparse_transformer.export, or was saved again"
-      " without its metadata; get the exported one"
+      f"{path} is not a file of sparse_transformer.export, or another program"
+      " has removed its metadata; use the exported file"
     )
   if metadata.pop("crc32", None) != _crc32(arrays, metadata):
     files.warn(
-      f"{path} is not as exported: its CRC-32 differs. Unless a program has"
-      " changed it, it is damaged"
+      f"the CRC-32 of {path} differs from the exported one; unless another"
+      " program has changed the file, it is damaged"
     )
 
   try:
-    # The metadata stand for the data, which need not be on this machine.
+    # The metadata replace the data, which need not be on this machine.
     config, source = _described(metadata)
     model = model_lib.configure(config, source)
     shapes = model_lib.param_shapes(model)
-  # Any kind of error: another program may have written anything.
+  # Catch any error, because another program may have written anything.
   except Exception as error:
     raise ValueError(f"{path} cannot be read: {error}") from error
 
-  # A file has an array for each layer, and the network one for all layers: each
-  # layer is written through a view of an array that is still empty.
+  # A file contains one array per layer, whereas the network stacks all layers
+  # in one array. Allocate the stacked arrays, and fill them through views of
+  # single layers.
   params = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), shapes)
   views = _by_layer(model, params)
   here = {(name, x.shape) for name, x in views.items()}
   there = {(name, x.shape) for name, x in arrays.items()}
   if differing := sorted({name for name, _ in here ^ there}):
     raise ValueError(
-      f"{path} does not have the arrays of its config:"
+      f"the arrays in {path} do not match its config:"
       f" {', '.join(differing[:3])} differ; export the run again"
     )
   for name, view in views.items():
@@ -159,9 +167,10 @@ def load(path: str | os.PathLike) -> Exported:
 
 
 def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
-  """The CRC-32 of a file's contents; the format would not notice flipped bits.
+  """Returns the CRC-32 of a file's contents, to detect flipped bits.
 
-  It does not depend on the order in which a program writes arrays and metadata.
+  The format itself has no checksum. The CRC-32 does not depend on the order in
+  which a program writes arrays and metadata.
   """
   text = json.dumps(dict(metadata), sort_keys=True)
   crc = zlib.crc32(text.encode())
@@ -172,7 +181,7 @@ def _crc32(arrays: Mapping[str, np.ndarray], metadata: Mapping) -> str:
 
 
 def _described(metadata):
-  """The config, and what stands for the data source, from a file's metadata."""
+  """Returns (config, stand-in for the data source) from a file's metadata."""
   settings = json.loads(metadata["config"])
   config = config_lib.portable(config_lib.from_json(settings, "the config"))
   vocabulary = json.loads(metadata["vocabulary"])
@@ -195,19 +204,21 @@ def _described(metadata):
 
 
 def check_path(path: str | os.PathLike) -> pathlib.Path:
-  """Raises ValueError unless a path can be that of a new file; returns it."""
+  """Returns a path, or raises ValueError if no file can be exported to it."""
   path = pathlib.Path(path)
   if path.suffix != SUFFIX or path.is_dir() or not path.parent.is_dir():
-    raise ValueError(f"{path} must be a file {SUFFIX} in a folder that exists")
+    raise ValueError(
+      f"{path} must be a file NAME{SUFFIX} in a folder that exists"
+    )
   return path
 
 
 def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
-  """Views of the arrays of single layers, by their names in a file.
+  """Returns {name in a file: view of the array of a single layer}.
 
   Args:
-    model: the network's config.
-    params: its parameters, in which an array stacks the layers of a kind.
+    model: the config of the network.
+    params: its parameters, whose arrays stack layers of the same kind.
   """
   views = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
@@ -217,7 +228,7 @@ def _by_layer(model: model_lib.Config, params: dict) -> dict[str, np.ndarray]:
       views[".".join(keys)] = x
       continue
 
-    # Outside the blocks, only options of attention have arrays for each layer.
+    # Outside of blocks, only options of attention have arrays per layer.
     name = ".".join(["attention"] + keys)
     if first.endswith("blocks"):
       name = ".".join([PARTS[keys[1]]] + keys[2:])

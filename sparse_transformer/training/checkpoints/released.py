@@ -1,9 +1,10 @@
-"""Reads weights that Jun et al. 2020 released: .npz, as their code writes them.
+"""Reads the .npz files of weights that Jun et al. 2020 released.
 
 https://github.com/openai/distribution_augmentation
 
-A file has each weight four times: as it is, averaged, which they evaluate, and
-two moments of Adam. Heads and patterns are not in it.
+A file contains four arrays per weight: the raw weight, the averaged weight,
+which the authors evaluate, and two moments of Adam. It does not record the
+number of heads or the attention patterns.
 """
 
 import hashlib
@@ -19,15 +20,16 @@ from sparse_transformer import atomic, schema, version
 from sparse_transformer.data import files
 
 SUFFIX = ".npz"
-TEXT = re.compile(r"(.+\.npz)(:params)?")  # a file; its averages, or not
+# A file, and :params for its raw weights instead of the averaged ones.
+TEXT = re.compile(r"(.+\.npz)(:params)?")
 SOURCE = "cifar10_distaug"  # our data source with their validation images
-# Configs of their networks, by their numbers of layers.
+# The configs of released networks, by the number of layers.
 PRESETS = {32: "cifar10_15m", 48: "cifar10_150m", 128: "cifar10_58m"}
-# The name of the loss on these images, in nats; and its value before any.
+# The name of the validation loss, in nats, and its initial value.
 LOSS, NO_LOSS = "best_val_loss:0", 99_999
 STARTS = "sos_token/"
-# The names of their tables of start vectors, and of our orders. Of tables that
-# are not listed, only row 0 is used.
+# {name of a table of start vectors: our name of the order}. Of other tables,
+# only row 0 is used.
 ORDERS = {
   "sos_rot": "rotation",
   "sos_c": "colors",
@@ -36,12 +38,12 @@ ORDERS = {
   "sos_js": "jigsaw",
   "sos_rd": "random:4",
 }
-# The name of an array: its layer or table, its part, which leaf of the part,
-# and which of the four copies.
+# The name of an array consists of a layer or table, a part, a leaf of the part,
+# and which of the four arrays of the weight it is.
 NAME = re.compile(
   r"model/(h\d+/|sos_token/)?(.*?)(/[wbg])?(/Ema/ema|/Adam(?:_1)?|):0"
 )
-# Their names of parts, and ours.
+# {name of a part or leaf in the file: our name}.
 OURS = {
   "we": "token.embedding",
   "pos_emb_0": "position.0.embedding",
@@ -72,66 +74,68 @@ def matches(text: str) -> bool:
 def load(
   text: str, config: schema.Config
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """Reads the weights of a file, averaged or as they are.
+  """Reads the averaged or the raw weights of a file.
 
   Args:
-    text: names both, in the form `TEXT`.
-    config: of the experiment that starts from them. The tables of start vectors
-      are read for its `data.orders`; if these are empty, the start is that of
-      images that are not augmented.
+    text: the file and which weights to read, in the form `TEXT`.
+    config: the config of the experiment that starts from the weights. Tables of
+      start vectors are read for its `data.orders`. If it has no orders, the
+      start vector is that of images that are not augmented.
 
   Returns:
-    (arrays, provenance): the arrays by their names in our network; and, as
-    JSON, where they are from: `file`, `sha256`, `arrays`, the tables of
-    `starts`, and `bits`, the file's score on its validation images, if the
-    config has these.
+    (arrays, provenance): the arrays by their names in our network; and their
+    origin as JSON: `file`, `sha256`, `arrays`, the tables of `starts`, and
+    `bits`, the score of the file on its validation images if the config uses
+    these images.
 
   Raises:
     OSError: the file cannot be read.
-    ValueError: it is damaged, or lacks a layer.
+    ValueError: the file is damaged, or lacks a layer.
   """
   arrays, starts, provenance = _read(text)
-  # Row 0 of each table is that of an image as it is. The start of an image is
-  # the sum of a row of each table.
+  # The start vector of an image is the sum of one row of each table. Row 0 is
+  # for images that are not augmented.
   if config.data.orders:
     for part, rows in starts.items():
       arrays[f"start.{ORDERS.get(part, part)}"] = rows
   elif starts:
     arrays["start"] = sum(rows[0] for rows in starts.values())
 
-  # The score is that of all averages on their own images.
+  # The score is valid only for the authors' validation images.
   if config.data.name != SOURCE:
     provenance.pop("bits", None)
   return arrays, provenance
 
 
 def preset(text: str) -> schema.Config:
-  """Returns the config of the network in a file, as far as it is in configs/.
+  """Returns the config in configs/ that matches the network in a file.
 
-  Its `data.orders` are those that the network was trained with.
+  Its `data.orders` are those with which the network was trained.
 
   Raises:
-    OSError, ValueError: as `load`, or no config has as many layers.
+    OSError, ValueError: see `load`; or no config has this number of layers.
   """
   arrays, starts, _ = _read(text)
   layers = len(arrays.get("blocks.key.bias", ()))
   if layers not in PRESETS:
     raise ValueError(
-      f"{text} has {layers} layers, and released networks have"
-      f" {', '.join(map(str, PRESETS))}; say which config it has by --config"
+      f"{text} has {layers} layers, but released networks have"
+      f" {', '.join(map(str, PRESETS))}; set its config with --config=FILE"
     )
-  # Files in configs/ are run, not imported: they are outside of the package.
+  # Run the file, because files in configs/ are outside of the package and
+  # cannot be imported.
   module = runpy.run_path(f"{version.ROOT}/configs/{PRESETS[layers]}.py")
-  # A network has start vectors for the scans that it was trained with.
+  # A network has start vectors for the orders with which it was trained.
   orders = [order for name, order in ORDERS.items() if name in starts]
   config = schema.typed(module["get_config"]())
   return config.replace(**{"data.orders": orders})
 
 
 def with_its_data(config: schema.Config) -> schema.Config:
-  """Returns a config with their validation images, if it has CIFAR-10.
+  """Returns a config whose CIFAR-10 is split as by the authors.
 
-  They trained on most of our validation images.
+  This is necessary because the authors trained on most of our validation
+  images. A config of other data is returned unchanged.
   """
   if config.data.name != "cifar10":
     return config
@@ -139,14 +143,14 @@ def with_its_data(config: schema.Config) -> schema.Config:
 
 
 def _read(text):
-  """(arrays, start vectors by their names of tables, provenance): see `load`.
+  """Returns (arrays, start vectors by the names of tables, provenance).
 
-  The provenance has `bits` whichever data they are of.
+  See `load`. Here, the provenance includes `bits` regardless of the data.
   """
   name, is_raw = TEXT.fullmatch(text).groups()  # type: ignore[union-attr]
   path = files.from_config(name)
   kind = "" if is_raw else "/Ema/ema"
-  # Raises ValueError for a pipe, which would be read for ever.
+  # This raises ValueError for a pipe, which might never end.
   atomic.size(path)
 
   arrays = {}
@@ -160,11 +164,11 @@ def _read(text):
       if not match or match[4] != kind:
         continue
 
-      # A file from elsewhere is safe to read: NumPy refuses to load a pickle,
-      # which could run code.
+      # Reading a file from elsewhere is safe, because NumPy refuses to load
+      # pickles, which could run code.
       x = file[name]
       if x.dtype != np.float32 or not np.isfinite(x).all():
-        raise ValueError(f"{name} must have finite numbers in float32")
+        raise ValueError(f"{name} must contain finite float32 numbers")
       place, part, leaf, _ = match.groups("")
       ours = OURS.get(part, part) + OURS[leaf]
       if place == STARTS:

@@ -3,14 +3,15 @@
 A checkpoint is the folder `checkpoints/<step>/` of a workdir:
 
   state/      the arrays of the training state
-  about/      the config, versions, data digest and validation loss, as JSON
-  files.json  {file name: CRC-32} of all files in the two
-  validation.json  the validation loss, if it came after the save
+  about/      the config, versions, data checksum and validation loss, as JSON
+  files.json  {file name: CRC-32} of all files in these two folders
+  validation.json  the validation loss, if it was computed after the save
 
-Orbax's manager writes it under another name, renames it when it is complete,
-and then removes older ones. The list is ours, since Orbax restores flipped
-bytes without an error: files are checked against it before anything reads them,
-and nothing else decides that a checkpoint is damaged.
+Orbax's manager writes a checkpoint under a temporary name, renames it when it
+is complete, and then removes older checkpoints. This module adds files.json,
+because Orbax restores flipped bytes without an error. Files are checked against
+files.json before they are read, and only this check decides whether a
+checkpoint is damaged.
 """
 
 import contextlib
@@ -40,10 +41,10 @@ STATE = "state"
 ABOUT = "about/metadata"
 FILES = "files.json"
 VALIDATION = "validation.json"
-# The suffix of folders that Orbax is still writing, or already removing.
+# The suffix of folders that Orbax is writing or removing.
 TEMPORARY = ".orbax-checkpoint-tmp"
-# The errors that show that a file is lost. After any other, such as a lack of
-# memory, the file may be intact.
+# Errors that show that a file is lost. After any other error, such as too many
+# open files, the file may be intact.
 LOSSES = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EIO}
 
 
@@ -53,10 +54,11 @@ def provenance(
   """Describes a run for its checkpoints: config, data, versions, command.
 
   Args:
-    config: the run's.
-    source: its data.
-    has_data: False for converted weights, which were trained elsewhere. The
-      digest of the data is then None, and any data fit.
+    config: the config of the run.
+    source: the data of the run.
+    has_data: whether the run was trained on these data. It is False for
+      converted weights, which were trained elsewhere. The checksum of the data
+      is then None, and the run accepts any data.
 
   Raises OSError or ValueError if data cannot be read.
   """
@@ -78,7 +80,8 @@ class Saved:
   """Reads the checkpoints of a run, which may still be training.
 
   Args:
-    workdir: the folder that contains `checkpoints/`; absolute as an attribute.
+    workdir: the folder that contains `checkpoints/`. The attribute of this name
+      is its absolute path.
   """
 
   def __init__(self, workdir: str | os.PathLike):
@@ -86,16 +89,17 @@ class Saved:
     self.folder = self.workdir / "checkpoints"
 
   def path(self, step: int) -> pathlib.Path:
-    """The folder of a checkpoint, which may not exist."""
+    """Returns the folder of a checkpoint, which may not exist."""
     return self.folder / str(step)
 
   def steps(self) -> list[int]:
-    """The steps of the finished checkpoints in ascending order."""
+    """Returns the steps of complete checkpoints in ascending order."""
     names = os.listdir(self.folder) if self.folder.is_dir() else []
     numbers = sorted(int(x) for x in names if re.fullmatch("0|[1-9][0-9]*", x))
 
-    # Orbax gives a folder its number only when it is complete. A folder without
-    # both was not written by a run, or is just being deleted by one.
+    # Orbax names a folder by its step only when it is complete. A folder that
+    # contains neither of these was not written by a run, or a run is just
+    # deleting it.
     def is_finished(step):
       path = self.path(step)
       return (path / STATE).exists() or (path / FILES).exists()
@@ -106,17 +110,17 @@ class Saved:
     """Finds a saved step.
 
     Args:
-      step: a number, also as text; "best" for the lowest validation loss; None
-        for the last.
+      step: a step, as an integer or as text; "best" for the step with the
+        lowest validation loss; or None for the last step.
 
-    Raises FileNotFoundError if no step is saved, or not that one.
+    Raises FileNotFoundError if there is no such checkpoint.
     """
     steps = self.steps()
     if step is None and steps:
       return steps[-1]
     if step == "best" and (bits := self.validations()):
       return min(bits, key=bits.__getitem__)
-    # Steps are compared as texts, because a step may not be a number.
+    # Compare steps as text, because a user may give any word.
     if str(step) in map(str, steps):
       return int(step)  # type: ignore[arg-type]  # not None
 
@@ -129,10 +133,10 @@ class Saved:
     )
 
   def validations(self) -> dict[int, float]:
-    """The finite validation losses by step, in bits per dim."""
+    """Returns {step: validation loss in bits per dim}, if finite."""
     bits = {}
     for step in self.steps():
-      # It may be missing: not each checkpoint is validated.
+      # The loss may be missing, because not every checkpoint is validated.
       loss = self.describe(step).get("validation")
       if isinstance(loss, float | int) and math.isfinite(loss):
         bits[step] = loss
@@ -141,7 +145,7 @@ class Saved:
   def describe(self, step: int) -> dict[str, Any]:
     """Reads the `provenance` and `validation` of a step.
 
-    What is missing or damaged is left out: `verify` reports it.
+    Missing or damaged parts are omitted, because `verify` reports them.
     """
     path = self.path(step)
     description: dict[str, Any] = {}
@@ -149,44 +153,49 @@ class Saved:
       if not _differing(path, {ABOUT}):
         description |= atomic.read_json(path / ABOUT, dict)
 
-    # It has no CRC-32: it may be written after the checkpoint is complete.
+    # This file has no CRC-32, because it may be written after the checkpoint is
+    # complete.
     with contextlib.suppress(OSError, ValueError):
       description |= atomic.read_json(path / VALIDATION, dict)
 
     return description
 
   def config(self, step: int) -> config_lib.Config:
-    """Reads the config that a step was trained with.
+    """Reads the config with which a step was trained.
 
-    Raises ValueError if the checkpoint is damaged, or does not say it.
+    Raises ValueError if the checkpoint is damaged or contains no config.
     """
     place = f"checkpoint {self.path(step)}"
     settings = self.describe(step).get("config")
     if settings is None:
       self.verify(step)
-      raise ValueError(f"{place} does not say which run it belongs to")
+      raise ValueError(f"{place} contains no config, so its run is unknown")
 
     return config_lib.from_json(settings, f"the config in {place}")
 
   def check_data(self, step: int, digest: Mapping[str, Any]) -> None:
-    """Raises ValueError if a step was trained on data with another digest.
+    """Raises ValueError if a step was trained on other data.
 
-    Converted weights have no digest, and go with any data.
+    Converted weights record no checksum of data, so they accept any data.
+
+    Args:
+      step: a saved step.
+      digest: the description of the current data, see `Source.digest`.
     """
     saved = self.describe(step).get("data")
     if saved not in (None, digest):
       raise ValueError(
         f"checkpoint {self.path(step)} is from a run on other data ({saved})"
-        f" than the current data ({digest}); use the same data, or another"
-        " --workdir"
+        f" than the current data ({digest}); use the data of that run, or"
+        " another --workdir"
       )
 
   def check_symbols(self, step: int, source: Source) -> None:
-    """Raises ValueError if a source has other symbols or classes than a step.
+    """Raises ValueError if symbols or classes differ from those of a step.
 
     Args:
-      step: a saved one.
-      source: the data to use with its weights.
+      step: a saved step.
+      source: the data to use with the weights of this step.
     """
     saved = self.describe(step)
     here = dict(symbols=source.symbols, classes=list(source.classes))
@@ -194,15 +203,15 @@ class Saved:
       if saved.get(name, meaning) != meaning:
         raise ValueError(
           f"the {name} of the data are {meaning}, but those of checkpoint"
-          f" {self.path(step)} are {saved[name]}; use data with the same"
+          f" {self.path(step)} are {saved[name]}; use data with the same {name}"
         )
 
   def verify(self, step: int) -> pathlib.Path:
-    """Verifies the files of a checkpoint; returns its folder.
+    """Verifies the files of a checkpoint, and returns its folder.
 
     Raises:
-      FileNotFoundError: a run has just deleted it.
-      ValueError: it is damaged.
+      FileNotFoundError: a run has just deleted the checkpoint.
+      ValueError: the checkpoint is damaged.
     """
     path = self.path(step)
     processes.decide(lambda: _check_files(path))
@@ -212,13 +221,15 @@ class Saved:
     """Verifies and restores the state at a step.
 
     Args:
-      like: its shapes, dtypes and shardings, see `Experiment.like`. The mesh
-        need not be the one that saved it.
-      step: see `find`.
+      like: the shapes, dtypes and shardings of the state, see
+        `Experiment.like`. The mesh may differ from that of the run which saved
+        the checkpoint.
+      step: which step to restore, see `find`.
 
     Raises:
-      FileNotFoundError: there is none, or a run has just deleted it.
-      ValueError: it is damaged, or from another network than `like`.
+      FileNotFoundError: there is no such checkpoint, or a run has just deleted
+        it.
+      ValueError: the checkpoint is damaged, or its network differs from `like`.
     """
     path = self.verify(self.find(step))
     tree = processes.together(lambda: _expected(path, like))
@@ -228,14 +239,15 @@ class Saved:
     """Verifies and restores the averaged weights of a step.
 
     Args:
-      step: a saved one.
-      mesh: the devices that they are split over.
+      step: a saved step.
+      mesh: the mesh over which the weights are split.
 
-    Returns {name: array}, for any network and optimizer; see `by_name`.
+    Returns:
+      {name: array} for any network and optimizer, see `by_name`.
 
     Raises:
       FileNotFoundError: a run has just deleted the checkpoint.
-      ValueError: it is damaged.
+      ValueError: the checkpoint is damaged.
     """
     path = self.verify(step)
     like = mesh_lib.split(mesh, {"ema": _shapes(path)["ema"]})
@@ -243,19 +255,20 @@ class Saved:
 
 
 class Saver:
-  """Saves the checkpoints of a run in the background; a context manager.
+  """A context manager that saves checkpoints of a run in the background.
 
-  All processes call its methods, in the same order: each writes its part of the
-  arrays, and the first one also writes all else.
+  All processes must call its methods in the same order. Each process writes its
+  part of the arrays, and the first process also writes everything else.
 
   Args:
-    workdir: the folder that contains `checkpoints/`, which is created.
-    keep: how many of the latest ones to keep, besides the one with the lowest
-      validation loss.
-    provenance: the description of the run, from `provenance`; an attribute.
+    workdir: the folder in which `checkpoints/` is created.
+    keep: the number of latest checkpoints to keep, in addition to the one with
+      the lowest validation loss.
+    provenance: the description of the run, from `provenance`; also an
+      attribute.
 
   Attributes:
-    saved: what is in the workdir.
+    saved: reads the checkpoints in the workdir.
   """
 
   def __init__(
@@ -267,12 +280,12 @@ class Saver:
   ):
     self.saved = Saved(workdir)
     self._keep = keep
-    # A copy, which the run adds to.
+    # Copy it, because the run adds entries.
     self.provenance = dict(provenance or {})
-    # It is made by the first save, so that a run that is refused before leaves
-    # nothing of Orbax behind.
+    # The manager is created by the first save, so that a run that is rejected
+    # before leaves no files of Orbax behind.
     self._manager: ocp.CheckpointManager | None = None
-    # The step that is written in the background.
+    # The step that is being written in the background.
     self._saving: int | None = None
     self._attempt(self._prepare)
 
@@ -283,26 +296,26 @@ class Saver:
     if kind is None:
       self.finish()
 
-    # An error here must not hide the one that ended the run.
+    # An error here must not hide the error that ended the run.
     if self._manager:
       with contextlib.suppress(Exception):
         self._manager.close()
 
   def set_damaged_aside(self) -> int | None:
-    """Renames damaged checkpoints after the last intact one.
+    """Renames the damaged checkpoints that follow the last intact one.
 
-    Each rename is told by a line on standard error. A run resumes from the
-    intact one.
+    Each rename is reported on standard error.
 
-    Returns its step, or None if there is none.
+    Returns:
+      The step of the last intact checkpoint, from which a run resumes, or None.
     """
     for step in reversed(self.saved.steps()):
       path = self.saved.path(step)
       if not (damage := _damage(path)):
         return step
 
-      # The damaged folder is kept for whoever wants to look at it. The run may
-      # have damaged this step before, hence a number that is free.
+      # Keep the damaged folder for inspection. The same step may have been
+      # damaged before, so find a number that is not used yet.
       number = 0
       while (aside := path.with_name(f"damaged-{step}-{number}")).exists():
         number += 1
@@ -318,13 +331,13 @@ class Saver:
     """Saves a state in the background, unless its step is already saved.
 
     Args:
-      state: its arrays may be donated afterwards.
-      validation: its bits per dim on that split, if known; a saved step that
-        lacks it gets it.
+      state: the state to save. Its arrays may be donated after this call.
+      validation: its validation loss in bits per dim, or None. It is added to
+        the checkpoint if the step is already saved without a loss.
 
     Raises OSError if this save or the previous one failed.
     """
-    # One save runs at a time; its error is raised here at the latest.
+    # Only one save runs at a time. If it failed, this raises its error.
     self.finish()
 
     step = int(state.step)
@@ -339,7 +352,7 @@ class Saver:
       processes.decide(lambda: self._add(step, validation))
 
   def finish(self) -> None:
-    """Waits until the last save is complete; raises OSError if it failed."""
+    """Waits until the last save is complete. Raises OSError if it failed."""
     if self._manager and self._saving is not None:
       try:
         self._attempt(self._manager.wait_until_finished)
@@ -350,39 +363,44 @@ class Saver:
   def should_preserve(
     self, checkpoints: Sequence[Any], *, context: object
   ) -> list[bool]:
-    """Tells Orbax which checkpoints to keep, once the last is complete.
+    """Decides which checkpoints to keep when a new one is complete.
+
+    This implements Orbax's interface of preservation policies.
 
     Args:
-      checkpoints: Orbax's descriptions, with `step` and `metrics`.
-      context: Orbax's.
+      checkpoints: Orbax's descriptions of checkpoints, with `step` and
+        `metrics`; the new one is last.
+      context: ignored.
 
-    Returns whether each of them is kept.
+    Returns:
+      Whether each checkpoint is kept.
     """
-    # The new one cannot be read yet: its folder gets its name later.
+    # The new checkpoint cannot be read yet, because its folder is renamed only
+    # later.
     new = checkpoints[-1]
     bits = self.saved.validations()
     if new.metrics is not None:
       bits[new.step] = new.metrics
     best = min(bits, key=bits.__getitem__, default=None)
 
-    # Orbax also names folders that no run has completed. They belong to
-    # somebody else, and stay.
+    # Orbax also lists folders that are not complete checkpoints. No run wrote
+    # them, so keep them.
     complete = {new.step}.union(self.saved.steps())
     latest = sorted(complete)[-self._keep :]
     deleted = complete.difference(latest, [best])
     return [checkpoint.step not in deleted for checkpoint in checkpoints]
 
   def _start(self, step: int, args: Any, validation: float | None) -> None:
-    """Starts to save a step, as Orbax's manager does."""
-    # Orbax would delete what is there.
+    """Starts saving a step with Orbax's manager."""
+    # Orbax would delete an existing folder.
     path = self.saved.path(step)
     if path.exists():
-      raise FileExistsError(f"{path} is not a checkpoint; move it")
+      raise FileExistsError(f"{path} is not a checkpoint; move it away")
 
     self._saving = step
     if self._manager is None:
-      # Orbax calls it in the first process, before the folder gets its name: a
-      # folder with a number always has its list of files.
+      # Orbax calls this function in the first process before it renames the
+      # folder. So a folder named by its step always contains files.json.
       last = ocp.AsyncOptions(post_finalization_callback=self._list_files)
       options = ocp.CheckpointManagerOptions(
         lightweight_initialize=True,
@@ -395,15 +413,15 @@ class Saver:
     self._manager.save(step, args=args, metrics=validation, force=True)
 
   def _add(self, step: int, validation: float) -> None:
-    """Adds a validation loss to a complete checkpoint that has none."""
+    """Adds a validation loss to a complete checkpoint that lacks one."""
     if self.saved.describe(step).get("validation") is None:
       path = self.saved.path(step) / VALIDATION
       atomic.write_json(path, dict(validation=validation))
 
   def _list_files(self) -> None:
     """Completes a checkpoint: makes its files durable, and lists them."""
-    # Without fsync, the new name of the folder may reach the disk before the
-    # contents of its files, and a loss of power leave them empty.
+    # Without fsync, the rename of the folder may reach the disk before the
+    # contents of its files. Files could then be empty after a power failure.
     folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
     listed = {}
     for path in sorted(folder.glob("*/**/*")):
@@ -415,8 +433,8 @@ class Saver:
     atomic.write_json(folder / FILES, listed, indent=1)
 
   def _prepare(self) -> None:
-    # A killed run may have left half a checkpoint each time, until the disk is
-    # full.
+    # Delete incomplete checkpoints of killed runs, which might otherwise fill
+    # the disk.
     self._delete_temporary()
     if processes.is_first():
       self.saved.folder.mkdir(parents=True, exist_ok=True)
@@ -427,12 +445,12 @@ class Saver:
         shutil.rmtree(path, ignore_errors=True)
 
   def _attempt(self, function: Callable[[], None]) -> None:
-    """Calls a function in all processes; raises the first problem, if any."""
+    """Calls a function in all processes; raises its first error as OSError."""
 
     def attempt():
       try:
         function()
-      # Any kind of error: Orbax forwards what TensorStore raises.
+      # Catch any error, because Orbax forwards those of TensorStore.
       except Exception as error:
         raise OSError(
           f"a checkpoint could not be written to {self.saved.folder}:"
@@ -443,7 +461,7 @@ class Saver:
 
 
 def by_name(tree: Any) -> dict[str, Any]:
-  """The leaves of a pytree by their paths, spelled as in Orbax.
+  """Returns {path: leaf} for a pytree, with paths as Orbax writes them.
 
   >>> by_name({"blocks": {"query": {"bias": 0}}})
   {'blocks.query.bias': 0}
@@ -455,26 +473,27 @@ def by_name(tree: Any) -> dict[str, Any]:
 
 
 def _check_files(path: pathlib.Path) -> None:
-  """Raises ValueError, or FileNotFoundError, unless files are as saved."""
+  """Raises ValueError if files are damaged, FileNotFoundError if deleted."""
   if damage := _damage(path):
     if not path.exists():
       raise FileNotFoundError(f"a run has just deleted checkpoint {path}")
     raise ValueError(
-      f"checkpoint {path} is damaged: {damage}; train.py sets it aside and"
-      " resumes from the last one that is intact"
+      f"checkpoint {path} is damaged: {damage}; run train.py again to resume"
+      " from the last intact checkpoint"
     )
 
 
 def _damage(path: pathlib.Path) -> str | None:
-  """What is wrong with the files of a checkpoint, in words; None if nothing.
+  """Describes what is wrong with the files of a checkpoint, or returns None.
 
-  Raises OSError if they cannot be read now, which says nothing about them.
+  Raises OSError if files cannot be read now, which does not mean that they are
+  damaged.
   """
   try:
     wrong = _differing(path)
   except (OSError, ValueError, TypeError) as error:
-    # A lack of permission, or of file handles, is no damage: a run must not set
-    # an intact checkpoint aside for it.
+    # Missing permissions or too many open files are not damage. They must not
+    # make a run set aside an intact checkpoint.
     if isinstance(error, OSError) and error.errno not in LOSSES:
       raise
     return f"{FILES}: {_first_line(error)}"
@@ -484,11 +503,11 @@ def _damage(path: pathlib.Path) -> str | None:
 def _differing(
   path: pathlib.Path, names: Collection[str] | None = None
 ) -> list[str]:
-  """The names of files that are missing or have another CRC-32 than saved.
+  """Returns the names of files that are missing or whose CRC-32 differs.
 
   Args:
     path: the folder of the checkpoint.
-    names: the files to look at; None for all that it lists.
+    names: the files to check, or None for all files in files.json.
   """
   listed = {ABOUT: None, **atomic.read_json(path / FILES)}
   return [
@@ -499,12 +518,15 @@ def _differing(
 
 
 def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
-  """The tree to restore; raises ValueError if names or shapes differ."""
+  """Returns the pytree to restore.
+
+  Raises ValueError if names or shapes differ from those in the checkpoint.
+  """
   saved = dict(_shapes(path))
   tree = _as_tree(like)
 
-  # Only a run in float16 saves a loss scale, and only one reads it: evaluation
-  # may use another dtype than training.
+  # Only float16 uses a loss scale, and evaluation may use a different dtype
+  # than training. So restore the loss scale only if both have it.
   if "loss_scale" not in saved or "loss_scale" not in tree:
     saved.pop("loss_scale", None)
     tree.pop("loss_scale", None)
@@ -514,26 +536,26 @@ def _expected(path: pathlib.Path, like: State) -> dict[str, Any]:
   if differing := sorted({name for name, _ in there ^ here}):
     raise ValueError(
       f"checkpoint {path} is from another network: the shapes of"
-      f" {', '.join(differing[:3])} differ; use the model and patterns of"
-      " its run's config.json"
+      f" {', '.join(differing[:3])} differ; use the model and patterns in the"
+      " config.json of its run"
     )
 
   return tree
 
 
 def _as_tree(state: State) -> dict[str, Any]:
-  """Nested dicts, lists and arrays, which Orbax saves without our classes."""
+  """Converts a state to a dict, which Orbax can restore without our classes."""
   return {name: x for name, x in vars(state).items() if x is not None}
 
 
 def _shapes(path: pathlib.Path) -> dict[str, Any]:
-  """The shapes and dtypes that a checkpoint holds, without its arrays."""
+  """Reads the shapes and dtypes in a checkpoint, without reading its arrays."""
   with _reader(path) as orbax:
     return orbax.metadata(path / STATE).item_metadata.tree
 
 
 def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
-  """Reads the arrays that a tree of shapes names, and leaves out the others."""
+  """Reads only those arrays of a checkpoint that are in a tree of shapes."""
   parts = ocp.checkpoint_utils.construct_restore_args(like)
   args = ocp.args.PyTreeRestore(like, restore_args=parts, partial_restore=True)
   with _reader(path) as orbax:
@@ -542,13 +564,13 @@ def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _reader(path: pathlib.Path) -> Iterator[ocp.Checkpointer]:
-  """Orbax's reader; its errors in the context tell about the checkpoint."""
+  """Yields Orbax's reader, and makes its errors name the checkpoint."""
   try:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
       yield orbax
-  # Any kind of error: Orbax forwards what TensorStore raises.
+  # Catch any error, because Orbax forwards those of TensorStore.
   except Exception as error:
-    # The run may have deleted the checkpoint since its files were verified.
+    # The run may have deleted the checkpoint after its files were verified.
     _check_files(path)
     raise ValueError(
       f"checkpoint {path} is complete, but cannot be restored:"
@@ -560,7 +582,7 @@ def _first_line(error: Exception) -> str:
   return str(error).split("\n")[0][:200] or type(error).__name__
 
 
-# Orbax logs the traceback of each error that it also raises.
+# Hide Orbax's log messages, because it also raises each error that it logs.
 logging.getLogger("absl").addFilter(
   lambda record: "/orbax/checkpoint/" not in record.pathname
 )

@@ -1,4 +1,4 @@
-"""The mesh of devices that a config describes, and checks against it."""
+"""The mesh of devices that a config describes, and checks of sizes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from sparse_transformer import model as model_lib, schema
 from sparse_transformer.model.sharding import AXES, spec
 
-Sizes = Mapping[str, int]  # the devices along each axis
+Sizes = Mapping[str, int]  # the number of devices along each axis
 
 
 def make(
@@ -18,20 +18,20 @@ def make(
 ) -> Mesh:
   """Makes the mesh of an experiment.
 
-  Heads that are split exchange the most, so `tensor` is the last axis, along
-  which devices are neighbors.
+  Splitting heads requires the most communication, so `tensor` is the last axis,
+  along which devices are neighbors.
 
   Args:
-    config: the experiment's.
-    devices: the devices to use; None for those of all processes.
+    config: the config of the experiment.
+    devices: the devices to use, or None for the devices of all processes.
 
-  Raises ValueError if the axes do not fit the devices.
+  Raises ValueError if the axes do not fit the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   return jax.make_mesh(
     tuple(sizes(config, len(devices)).values()),
     AXES,
-    # The compiler propagates shardings; JAX's default is explicit types.
+    # Let the compiler propagate shardings; JAX's default is explicit sharding.
     axis_types=(AxisType.Auto,) * len(AXES),
     devices=devices,
   )
@@ -41,11 +41,12 @@ def split(mesh: Mesh, tree: Any) -> Any:
   """Describes how a training state is split over a mesh.
 
   Args:
-    mesh: the devices.
-    tree: a state, or a part of one: arrays, or their shapes and dtypes.
+    mesh: the mesh of devices.
+    tree: a state or a part of it, as arrays or as their shapes and dtypes.
 
-  Returns the same tree of `jax.ShapeDtypeStruct`, each with its sharding from
-  `model.sharding.spec`.
+  Returns:
+    A pytree of the same structure, whose leaves are `jax.ShapeDtypeStruct` with
+    the shardings of `model.sharding.spec`.
   """
 
   def shard(path, x):
@@ -56,33 +57,33 @@ def split(mesh: Mesh, tree: Any) -> Any:
 
 
 def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
-  """Computes how many devices lie along each axis of the mesh.
+  """Computes the number of devices along each axis of the mesh.
 
   Args:
-    config: the experiment's, where one axis may be -1, which gets what the
-      others leave.
-    devices: how many devices there are. None for as many as the axes ask for,
-      or, if one is -1, for those of this run, if they are more.
+    config: the config of the experiment. One axis of its mesh may be -1, which
+      means all remaining devices.
+    devices: the number of devices. If None, it is the product of the axes; if
+      one axis is -1, it is at least the number of devices in this run.
 
   Raises ValueError unless the product of the axes is `devices`.
   """
   axes = {axis: config.mesh[axis] for axis in AXES}
 
-  # At most one axis takes what the others leave.
+  # At most one axis can mean all remaining devices.
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in axes.items())
   rest = [axis for axis, size in axes.items() if size == -1]
   if len(rest) > 1:
-    raise ValueError(f"{words}: only one axis can be -1, the devices left over")
+    raise ValueError(f"{words}: only one axis can be -1, all remaining devices")
 
-  # Without a rest, each device must have a place in the mesh.
+  # Unless an axis is -1, the mesh must use every device.
   asked = math.prod(size for size in axes.values() if size != -1)
   if devices is None:
     devices = max(asked, jax.device_count()) if rest else asked
   if devices % asked or (not rest and asked != devices):
     raise ValueError(
       f"{words} needs {'a multiple of ' if rest else ''}{asked} devices, but"
-      f" there are {devices}; change an axis; -1 stands for the devices left"
-      " over"
+      f" there are {devices}; change an axis, or set one to -1, which means all"
+      " remaining devices"
     )
 
   return axes | dict.fromkeys(rest, devices // asked)
@@ -108,15 +109,15 @@ def check_network(model: model_lib.Config, sizes: Sizes) -> None:
 def check_batch(
   config: schema.Config, sizes: Sizes, group: str = "train"
 ) -> None:
-  """Raises ValueError unless devices and micro-batches divide a batch.
+  """Raises ValueError if a batch cannot be split evenly.
 
   Args:
-    config: has the size of the batch.
-    sizes: the devices along each axis of the mesh.
-    group: "train" or "eval", whose `batch_size` it is.
+    config: the config, which defines batch sizes and micro-batches.
+    sizes: the number of devices along each axis of the mesh.
+    group: the group whose `batch_size` is checked, "train" or "eval".
   """
-  # All devices have equally many sequences of each micro-batch. Devices along
-  # the other axes work on the same sequences.
+  # Each micro-batch is split evenly along `data` and `fsdp`. Devices along
+  # other axes process the same sequences.
   size = config[group].batch_size
   parts = num_shards(sizes)
   words = f"mesh.data={sizes['data']} x mesh.fsdp={sizes['fsdp']}"
@@ -128,5 +129,5 @@ def check_batch(
 
 
 def num_shards(sizes: Sizes) -> int:
-  """The number of parts into which a batch is split."""
+  """Returns the number of parts into which a batch is split."""
   return sizes["data"] * sizes["fsdp"]

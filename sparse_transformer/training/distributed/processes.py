@@ -1,9 +1,9 @@
-"""Several processes that train together, each with its devices.
+"""Several processes that train together, each with its own devices.
 
-All run the same program, and wait for each other whenever they exchange
-something. Whatever steers the program is therefore decided once: by the first
-process (`decide`), or by all (`together`). Otherwise a process might wait for
-ever for others that went another way. The first process writes files and
+All processes run the same program, and wait for each other whenever they
+exchange data. If they branched differently, a process might wait forever.
+Therefore, whatever controls the program is decided once, by the first process
+(`decide`) or by all processes (`together`). The first process writes files and
 reports errors. If a process is lost, JAX's coordination service ends the
 others.
 """
@@ -31,39 +31,40 @@ def join(coordinator: str | None, **settings: Any) -> None:
   """Joins the other processes of a run.
 
   Args:
-    coordinator: HOST:PORT of the first process; None if the cluster says it.
-    **settings: others of `jax.distributed.initialize`.
+    coordinator: HOST:PORT of the first process, or None to detect it from the
+      cluster.
+    **settings: other arguments of `jax.distributed.initialize`.
 
-  Raises ValueError if they cannot be reached, or a setting is wrong.
+  Raises ValueError if the processes cannot be reached, or a setting is wrong.
   """
   if coordinator:
     port = re.fullmatch(".+:([0-9]{1,5})", coordinator)
     if not port or not 0 < int(port[1]) < 2**16:
       raise ValueError(f"--coordinator={coordinator} must be HOST:PORT")
 
-  # JAX's service for preemption would take SIGTERM from `Signals`, and tells
-  # other processes of no other signal: `Stops` agrees on all of them.
+  # JAX's preemption service would replace the SIGTERM handler of `Signals`, and
+  # handles no other signal. `Stops` handles all signals instead.
   jax.config.update("jax_enable_preemption_service", False)
   try:
     jax.distributed.initialize(
       coordinator,
-      # Otherwise, within Slurm, a process would get a single device.
+      # Otherwise, JAX would detect Slurm and give each process a single device.
       cluster_detection_method="deactivate" if coordinator else None,
       **settings,
     )
   except (ValueError, RuntimeError) as error:
     raise ValueError(
-      f"the processes cannot be connected: {error}; see docs/scaling.md"
+      f"cannot connect to the other processes: {error}; see docs/scaling.md"
     ) from error
 
 
 def are_several() -> bool:
-  """Whether several processes run together."""
+  """Returns whether several processes run together."""
   return jax.process_count() > 1
 
 
 def is_first() -> bool:
-  """Whether this is the process that writes and reports."""
+  """Returns whether this is the first process, which writes and reports."""
   return jax.process_index() == 0
 
 
@@ -74,21 +75,22 @@ def say(line: str) -> None:
 
 
 def decide(function: Callable[[], T]) -> T:
-  """Calls a function in the first process; returns its result in all.
+  """Calls a function in the first process, and returns its result in all.
 
-  The result must be JSON. If the function raises an error, all processes end,
-  and the first one reports it.
+  The result must be a JSON value. If the function raises an error, all
+  processes end, and the first process reports the error.
   """
-  # A single process converts the result to JSON, too: a tuple becomes a list in
-  # either case.
+  # `gather` converts the result to JSON even in a single process, so that a
+  # tuple always becomes a list.
   value = together(lambda: function() if is_first() else None)
   return gather(value)[0]
 
 
 def together(function: Callable[[], T]) -> T:
-  """Calls a function in all processes and returns its result.
+  """Calls a function in all processes, and returns its result in each.
 
-  If it raises an error in any of them, all end, and the first one reports it.
+  If it raises an error in any process, all processes end, and the first process
+  reports the error.
   """
   result = None
   error = None
@@ -97,7 +99,8 @@ def together(function: Callable[[], T]) -> T:
   except Exception as raised:
     error = raised
 
-  # No process raises before the others know, because they would wait for it.
+  # Exchange errors before any process raises one, because the others would wait
+  # for a process that has ended.
   errors = gather("" if error is None else f"{type(error).__name__}: {error}")
   for number, text in enumerate(errors):
     if text and not is_first():
@@ -105,13 +108,14 @@ def together(function: Callable[[], T]) -> T:
     if text:
       raise error or ValueError(f"in process {number}: {text}")
 
-  return cast(T, result)  # set, as no process raised an error
+  return cast(T, result)  # set, because no process raised an error
 
 
 def check_same(values: Mapping[str, Any]) -> None:
-  """Raises ValueError unless all processes have the same JSON values.
+  """Raises ValueError unless all processes pass the same JSON values.
 
-  The error names the first value that differs, and says what it is where.
+  The error names the first value that differs, and its value in each of two
+  processes.
   """
   every = gather(values)
   first = every[0]
@@ -127,23 +131,24 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-  """Exchanges JSON values: each process gives its own, and gets all.
+  """Gathers a JSON value from each process in all processes.
 
-  A process waits for those of the others.
+  A process waits until all processes have called this function.
 
-  Returns the values in the order of processes.
+  Returns:
+    The values in the order of processes.
   """
   text = json.dumps(value)
   if not are_several():
     return [json.loads(text)]
 
-  # Arrays that are exchanged must have one size, and each size compiles a
-  # program: it is a power of two, at least 1024.
+  # Arrays to be exchanged must have equal sizes, and each new size requires a
+  # compilation. So round the size up to a power of two, at least 1024.
   size = np.int32(len(text))
   longest = int(multihost_utils.process_allgather(size).max())
   width = max(1024, 1 << (longest - 1).bit_length())
 
-  # JSON text is ASCII, one byte per character; spaces after it mean nothing.
+  # JSON text is ASCII, one byte per character. Spaces after it are ignored.
   padded = text.ljust(width).encode()
   characters = np.frombuffer(padded, np.uint8)
   rows = multihost_utils.process_allgather(characters)
@@ -156,12 +161,12 @@ def place(
   """Reads an array [B, L] onto devices.
 
   Args:
-    read: a function that returns the row [L] of a number below B. A process
-      calls it only for the rows of its own devices, once for each.
+    read: a function that returns row i [L], for i below B. A process calls it
+      only for the rows of its own devices, once per row.
     shape: (B, L).
-    sharding: how the array is split over the devices of all processes.
+    sharding: the sharding of the array over the devices of all processes.
   """
-  # Several devices of this process may hold the same rows.
+  # Several devices of this process may need the same rows.
   read_once = functools.cache(read)
 
   def read_part(index):
@@ -172,19 +177,20 @@ def place(
 
 
 class Stops(Signals):
-  """Catches the signals of all processes, so that all stop at the same step.
+  """Catches signals in any process, so that all stop at the same step.
 
-  At each check, a process gives its signal to a maximum over all processes, and
-  reads the maximum of the check before, for which it need not wait. All
-  processes must call `check` equally often.
+  Each check starts to compute the maximum of the signal numbers of all
+  processes. It then reads the maximum of the previous check, which is already
+  computed, so that it does not have to wait. All processes must call `check`
+  equally often.
   """
 
-  _largest: jax.Array | None = None  # of the signals of the last check
+  _largest: jax.Array | None = None  # maximum of signals at the last check
   _agreed: str | None = None
 
   @property
   def reason(self) -> str | None:
-    """The signal that all processes stop for; None if there is none."""
+    """The name of the signal for which all processes stop, or None."""
     return self._agreed if are_several() else self.name
 
   def check(self) -> None:
@@ -192,8 +198,8 @@ class Stops(Signals):
     if not are_several():
       return super().check()
 
-    # Signals have positive numbers: a maximum of 0 means that no process caught
-    # one. That of this check is read at the next one, when it is computed.
+    # Signal numbers are positive, so a maximum of 0 means that no process
+    # caught a signal. The maximum of this check is read at the next check.
     number = signal.Signals[self.name] if self.name else 0
     before = self._largest
     self._largest = _largest(number)
@@ -203,11 +209,11 @@ class Stops(Signals):
 
 
 def _largest(number):
-  """The largest of the numbers of all processes, without waiting for it."""
+  """Returns the maximum over processes as an array, without waiting for it."""
   mesh = jax.make_mesh((jax.device_count(),), ("all",), (AxisType.Auto,))
   whole = NamedSharding(mesh, PartitionSpec())
 
-  # Each device gives the number of its process, and gets the maximum.
+  # Each device contributes the number of its process, and gets the maximum.
   numbers = jax.make_array_from_callback(
     shape=(mesh.size,),
     sharding=NamedSharding(mesh, PartitionSpec("all")),
@@ -216,7 +222,7 @@ def _largest(number):
   return _maximum(whole)(numbers)
 
 
-# A cache, because each call of `jax.jit` would compile another program.
+# Cached, because each call of `jax.jit` would compile another program.
 @functools.cache
 def _maximum(whole):
   return jax.jit(jnp.max, out_shardings=whole)

@@ -1,1 +1,1 @@
-"""Bits per dim of networks, and samples that they draw."""
+"""Evaluation: bits per dim of networks, and samples drawn from them."""

@@ -1,4 +1,4 @@
-"""Evaluations of a run in bits per dim: `evaluations/NAME.json`, and .png."""
+"""Evaluations of a run in bits per dim, saved in the folder `evaluations`."""
 
 import dataclasses
 import functools
@@ -32,15 +32,18 @@ from sparse_transformer.training.step import State
 
 @dataclasses.dataclass(frozen=True)
 class ScoreRequest:
-  """What to score.
+  """What to score, and how.
 
   Attributes:
     split: one of `data.SPLITS`.
-    min_context: the least number of positions before a scored one. A larger one
-      gives better scores and takes longer, as windows overlap.
-    weights: "ema", the average, or "params", see `State`.
-    examples: how many windows, the first ones; None for all.
-    order: of the pixels of images, see `Arrangement.labels`.
+    min_context: the minimum number of positions before a scored position. A
+      larger number gives better scores but takes longer, because windows
+      overlap.
+    weights: "ema" for the averaged weights or "params" for the raw weights, see
+      `State`.
+    examples: the number of windows to score, from the first; None for all.
+    order: the order in which the pixels of images are read, see
+      `Arrangement.labels`.
   """
 
   split: str = "test"
@@ -50,20 +53,22 @@ class ScoreRequest:
   order: tuple[str, ...] = ()
 
   def windows(self, source: data.Source) -> data.Lazy:
-    """The windows to score, pairs (symbols, which are scored).
+    """Returns the windows to score, as pairs (symbols [L], is scored [L]).
 
-    Raises ValueError if the source does not have them, see `data.Source`.
+    Raises ValueError if the source does not have these windows, see
+    `data.Source`.
     """
     windows = source.windows(self.split, self.min_context)
     number = len(windows) if self.examples is None else self.examples
     if number > len(windows):
       raise ValueError(
-        f"--examples={number} must be at most {len(windows):,}, those of the"
-        f" {self.split} split"
+        f"--examples={number} must be at most {len(windows):,}, the number in"
+        f" the {self.split} split"
       )
     labels = source.arrangement.labels(self.order)
 
-    # Windows are read when they are scored: a split may not fit in memory.
+    # Read a window only when it is scored, because a split may not fit in
+    # memory.
     def window(i: int) -> tuple[np.ndarray, np.ndarray]:
       symbols, scored = windows[i]
       return source.arrangement.arrange(symbols, labels), scored
@@ -73,25 +78,30 @@ class ScoreRequest:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Score:
-  """The score of a step of a run; fields are in the order of its JSON.
+  """The score of a step of a run. Fields are in the order of its JSON.
 
   Attributes:
-    split, min_context, weights: those of the `ScoreRequest`.
-    overrides: the settings that differ from those of the step's own score.
-    command: the command that asked for it.
+    split, min_context, weights: see `ScoreRequest`.
+    step: the step that was scored.
+    overrides: the settings that change the score, as {name: value}.
+    command: the command that requested the score.
     dtype: the dtype of activations.
     unit: the unit of `bits_per_dim`, such as bits/byte.
-    in_training: the same score, as it was computed during training.
-    accuracy: the share of labels that are right, with `accuracy_error`.
-    standard_error: that of `bits_per_dim`; None for fewer than two blocks.
-    examples: how many windows were scored.
-    tokens: how many positions were scored.
-    optimum: the least bits per dim that are possible, for generated data.
+    in_training: the same score as computed during training, if known.
+    accuracy, accuracy_error: the fraction of labels that are predicted
+      correctly, and its standard error.
+    bits_per_dim: the mean bits per position; None if none was scored.
+    standard_error: the standard error of `bits_per_dim`; None for fewer than
+      two blocks.
+    examples: the number of windows that were scored.
+    tokens: the number of positions that were scored.
+    optimum: for generated data, the lowest bits per dim that are possible.
     by_channel: the bits per dim of each channel of images.
     classes: the names of the labels.
-    bits_per_byte: for text as tokens.
-    unsaved: the reason why the score could not be written; None if it was.
-    stage, amount: what is scored, on how much; words for `sentence`.
+    bits_per_byte: for text as tokens, the bits per byte of the text.
+    unsaved: the reason why the score could not be written, or None.
+    stage, amount: the weights that were scored and the amount of data, as words
+      for `sentence`.
   """
 
   split: str
@@ -118,8 +128,8 @@ class Score:
   amount: str
 
   def json(self) -> dict[str, Any]:
-    """The fields that `eval.py` prints and saves, without unknown ones."""
-    # These are asked of each score: null says that they cannot be computed.
+    """Returns the fields that `eval.py` prints and saves, if known."""
+    # Include these always; null means that they cannot be computed.
     always = {"bits_per_dim", "standard_error"}
     if self.accuracy is not None:
       always.add("accuracy_error")
@@ -131,9 +141,9 @@ class Score:
     }
 
   def sentence(self) -> str:
-    """A line such as "test, step 700: 1.911 ± 0.017 bits/dim, 200 images".
+    """Returns "test, step 700: 1.911 ± 0.017 bits/dim, 200 images" and similar.
 
-    The number after ± is the standard error, with two digits.
+    The number after ± is the standard error with two digits.
     """
     bits = _with_error(self.bits_per_dim, self.standard_error)
     parts = [f"{bits} {self.unit}"]
@@ -149,7 +159,7 @@ def _with_error(value, error):
   if not error or not math.isfinite(error):
     return f"{value:.4f}"
 
-  # Two digits of the error say how many of the value mean something.
+  # Show two digits of the error, and the value to the same precision.
   digits = max(0, 1 - math.floor(math.log10(error)))
   return f"{value:.{digits}f} ± {error:.{digits}f}"
 
@@ -163,31 +173,31 @@ def evaluate_run(
   """Scores steps of a run, and saves the scores in its workdir.
 
   Args:
-    workdir: the run's.
-    steps: which ones, each as in `Saved.find`; ["all"] for all, [] for the
-      last.
-    overrides: of the config, {"group.field": value}.
-    requests: what to score, at each step.
+    workdir: the folder of the run.
+    steps: the steps to score, each as in `Saved.find`; ["all"] for all steps,
+      [] for the last step.
+    overrides: overrides of the config, {"group.field": value}.
+    requests: what to score at each step.
 
-  Yields each score as soon as it is known.
+  Yields:
+    Each score as soon as it is known.
 
   Raises:
-    ValueError: the split, the context or so many examples do not exist; nothing
-      was scored.
-    OSError: at the end: a score could not be written.
-    signals.Stopped: a signal ended it.
+    ValueError: the split, the context or this number of examples does not
+      exist. It is raised before anything is scored.
+    OSError: a score could not be written. It is raised after all scores.
+    signals.Stopped: a signal ended the evaluation.
   """
   saved = Saved(workdir)
   numbers = saved.steps() if steps == ["all"] else []
   numbers = numbers or [saved.find(x) for x in steps] or [saved.find()]
   runs = [open_run(workdir, overrides, x) for x in dict.fromkeys(numbers)]
 
-  # Steps may have different configs; those with equal ones share an experiment,
-  # and are compiled once.
+  # Steps may have different configs. Steps with equal configs share an
+  # experiment, so that its programs are compiled once.
   experiments = {run.experiment.config: run.experiment for run in runs}
 
-  # Errors of any request are found before the work starts, which may take
-  # hours.
+  # Check all requests before the evaluation, which may take hours.
   avoided: dict[str, str] = {}
   for experiment in experiments.values():
     kernel_check.avoid_wrong(experiment)
@@ -195,8 +205,8 @@ def evaluate_run(
     for request in requests:
       request.windows(experiment.source)
 
-  # A kernel that is wrong for one config is avoided for all: scores of a table
-  # are then computed alike.
+  # If a kernel fails its check for one config, avoid it for all, so that all
+  # scores are computed in the same way.
   registry.avoid(avoided)
   unsaved = None
   with Signals() as signals:
@@ -209,7 +219,7 @@ def evaluate_run(
         context = request.min_context
         command = version.command(step=run.step, min_context=context)
         score = evaluate(run, state, request, command, signals.check)
-        # The caller gets all scores, and the error at the end.
+        # Yield all scores first, and raise the error at the end.
         unsaved = unsaved or score.unsaved
         yield score
         signals.check()
@@ -228,20 +238,22 @@ def evaluate(
 
   Args:
     run: the run.
-    state: from `run.restore`.
+    state: the state to score, from `run.restore`.
     request: what to score.
-    command: the command that asks for it, which is saved with the score.
-    check_stop: called before each batch; may raise an exception.
+    command: the command that requests the score, which is saved with it.
+    check_stop: a function called before each batch, which may raise an
+      exception to stop.
 
-  Raises ValueError if the split, the context or so many examples do not exist.
+  Raises ValueError if the split, the context or this number of examples does
+  not exist.
   """
   experiment = run.experiment
   config = experiment.config
   source = experiment.source
   mesh.check_batch(config, experiment.mesh.shape, "eval")
 
-  # By default, GPUs and TPUs round the operands of products in float32 to fewer
-  # bits, by which scores would differ from machine to machine.
+  # By default, GPUs and TPUs round the operands of float32 products to fewer
+  # bits, so scores would differ between machines.
   precision = jax.default_matmul_precision.value
   if config.model.dtype == "float32":
     precision = precision or "highest"
@@ -275,13 +287,15 @@ def evaluate(
     amount=_amount(source, tally, request.min_context),
   )
 
-  # From here on by pixel, whatever the order in which they were predicted.
+  # From here on, bits are arranged by pixel, regardless of the order in which
+  # pixels were predicted.
   labels = source.arrangement.labels(request.order)
   tally.bits_L = source.arrangement.restore(tally.bits_L[None], labels)[0]
   details = _details(source, request.split, tally)
   score = dataclasses.replace(score, **details)
 
-  # The run may be somebody else's, and its folder not writable.
+  # The folder of the run may not be writable, for example if the run belongs to
+  # someone else.
   try:
     _save(run, score, tally.means())
   except OSError as error:
@@ -291,14 +305,14 @@ def evaluate(
 
 
 def _in_training(run, request):
-  """The score from training, if it is of the same windows; else None."""
+  """Returns the score from training, or None if it scored other windows."""
   if request == ScoreRequest("validation") and not run.config.eval.sequences:
     return run.saved.describe(run.step).get("validation") or None
   return None
 
 
 def _amount(source, tally, min_context):
-  """How much was scored, in words: "200 images"."""
+  """Returns how much was scored, such as "200 images"."""
   if isinstance(source, data.Stream):
     symbol = source.unit.removeprefix("bits/")
     return f"{tally.tokens:,} {symbol}s, min_context={min_context}"
@@ -307,7 +321,7 @@ def _amount(source, tally, min_context):
 
 
 def _details(source, split, tally):
-  """The fields of a `Score` that only some kinds of data have."""
+  """Returns the fields of a `Score` that apply only to some kinds of data."""
   if isinstance(source, data.Images):
     if source.optimum is not None:
       return dict(optimum=source.optimum)
@@ -318,7 +332,7 @@ def _details(source, split, tally):
   elif isinstance(source, data.Sequences):
     return dict(classes=list(source.classes))
 
-  # The scored tokens are the first ones of the split, each scored once.
+  # Each token is scored once, and the scored tokens are the first of the split.
   elif num_bytes := source.num_bytes(split, tally.tokens):
     bits = float(tally.bits_L.sum())
     return dict(bits_per_byte=bits / num_bytes)
@@ -327,28 +341,28 @@ def _details(source, split, tally):
 
 
 def _overrides(run, request):
-  """The settings that make a score differ from the step's own, as JSON."""
-  # The step's own score is of the whole split, in the usual order.
+  """Returns the settings that change the score of a step, as JSON."""
+  # Without overrides, the whole split is scored, in the usual order.
   overrides: dict[str, Any] = {}
   if request.examples is not None:
     overrides["examples"] = request.examples
   if request.order:
     overrides["order"] = ",".join(request.order)
 
-  # Other settings with which the weights can be read, and that change scores.
+  # Add other settings that change scores of the same weights.
   changes = run.changes(config_lib.TO_READ_OTHER_DATA)
   for name, (_, value) in changes.items():
     if schema.affects(name) not in config_lib.UNSCORED:
       overrides[name] = value
 
-  # By default scores are in float32, whatever dtype the run was trained in, so
-  # that is no override.
+  # By default, scores are computed in float32, regardless of the dtype of the
+  # run, so float32 is not an override.
   overrides.pop("model.dtype", None)
   dtype = run.experiment.config.model.dtype
   if dtype != "float32":
     overrides["model.dtype"] = dtype
 
-  # Data that were moved have another path, but the same digest.
+  # If data were only moved, the path differs but the checksum does not.
   if run.has_other_data:
     digest = run.experiment.source.digest()
     if digest != run.saved.describe(run.step)["data"]:
@@ -359,7 +373,7 @@ def _overrides(run, request):
 
 
 def _save(run, score, bits_L):
-  """Writes a score and its means by position as JSON, and as a picture."""
+  """Writes a score and the mean bits by position, as JSON and as a picture."""
   experiment = run.experiment
   config = experiment.config.to_dict()
   result = score.json()
@@ -367,8 +381,8 @@ def _save(run, score, bits_L):
     f"{score.split}-step{score.step}-context{score.min_context}-{score.weights}"
   )
 
-  # Each kind of score has a file of its own: a score under overrides must not
-  # replace the step's own.
+  # Use a separate file for each kind of score, because a score with overrides
+  # must not replace the score without them.
   overrides = dict(score.overrides)
   if number := overrides.pop("examples", None):
     name += f"-examples{number}"
@@ -383,7 +397,7 @@ def _save(run, score, bits_L):
   )
   atomic.write_json(path, result | kept)
 
-  # A classifier's only loss is that of the label, which has no position.
+  # A classifier has only one loss per window, so there are no bits by position.
   if experiment.model.classifies:
     return
   if isinstance(experiment.source, data.Images):

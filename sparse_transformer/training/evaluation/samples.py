@@ -1,4 +1,4 @@
-"""Sequences drawn from a network, and the files that hold them."""
+"""Sequences drawn from a network, and the files to which they are written."""
 
 import dataclasses
 import math
@@ -17,8 +17,8 @@ from sparse_transformer.training.experiment import Experiment
 
 TEXTS = ".txt", ".fasta"  # suffixes of samples that can be printed
 MAX_TEXT = 4000  # bytes of sampled text that are shown
-# In pixels: the width of each half of a picture, about; the space between two
-# images; that between the halves; and the height of their labels.
+# In pixels: the approximate width of each half of a picture, the space between
+# images, the space between the halves, and the height of their labels.
 SHEET, BORDER, GAP, LABEL = 440, 4, 40, 32
 
 
@@ -27,43 +27,45 @@ def decoder(
   labels: tuple[int, ...] = (),
   length: int | None = None,
 ) -> sampling.Cached | sampling.Recompute:
-  """Makes the decoder that draws sequences from a network.
+  """Returns the decoder that draws sequences from a network.
 
-  It keeps keys and values. A cache holds one document only, so that networks of
-  documents do without, and compute all again for each symbol.
+  The decoder caches keys and values. For networks with documents, it instead
+  recomputes the whole sequence for each symbol, because a cache cannot separate
+  documents.
 
   Args:
-    experiment: the experiment whose network decodes.
-    labels: of the order of an image, see `Arrangement.labels`.
-    length: the most symbols of a sequence; by default as in training.
+    experiment: the experiment whose network draws.
+    labels: the labels of the order of an image, see `Arrangement.labels`.
+    length: the maximum number of symbols of a sequence; by default, as in
+      training.
 
-  Raises ValueError if the data have labels, or the network cannot have that
-  length.
+  Raises ValueError if the data have labels, or if the network does not support
+  this length.
   """
   network = experiment.model
   source = experiment.source
   if isinstance(source, data.Sequences):
     raise ValueError(
-      f"data.name={experiment.config.data.name} has labelled examples, and only"
-      " images and streams are sampled; eval.py scores it"
+      f"data.name={experiment.config.data.name} has labelled examples, but only"
+      " images and streams can be sampled; to score the run, use eval.py"
     )
 
-  # A longer sequence is drawn from the same network with another length, which
-  # works unless it has learned an embedding for each position.
+  # To draw longer sequences, change the length of the network. This works
+  # unless the network has learned an embedding for each position.
   apply = experiment.apply
   trained = network.length
   length = length or trained
   if length != trained and isinstance(source, data.Images):
     raise ValueError(
-      f"--length={length} is for text, tokens, bases and sound: images have"
-      f" {trained} positions"
+      f"--length={length} is for text, tokens, bases and sound; omit it for"
+      f" images, which always have {trained} positions"
     )
   if length > trained:
     if network.axes:
       raise ValueError(
         f"--length={length} must be at most {trained}, the number of positions"
-        " that the network has learned; with model.positions=rotary, there is"
-        " no limit"
+        " for which the network has learned embeddings; networks with"
+        " model.positions=rotary have no limit"
       )
     network = dataclasses.replace(network, length=length)
     apply = model_lib.make_apply(network)
@@ -79,17 +81,20 @@ def save(
   tokens: np.ndarray,
   **provenance: Any,
 ) -> list[pathlib.Path]:
-  """Writes sequences into files, whose kind depends on the data.
+  """Writes sequences to files, whose format depends on the data.
 
   Args:
-    folder: for the files, samples.* in it.
+    folder: the folder in which samples.* are written.
     source: the data.
     tokens: the sequences, integers [num, length].
-    **provenance: what made them, as JSON, which is written beside them.
+    **provenance: the origin of the sequences as JSON values, which are written
+      to samples.json.
 
-  Returns the paths of the files.
+  Returns:
+    The paths of the files.
   """
-  # The old provenance goes first, since it must never lie beside new samples.
+  # Delete the old provenance first, because it must never be found beside new
+  # samples.
   stem = pathlib.Path(folder) / "samples"
   stem.with_suffix(".json").unlink(missing_ok=True)
   if isinstance(source, data.Stream):
@@ -102,7 +107,7 @@ def save(
     try:
       real = real_examples(source, len(tokens))
     except (FileNotFoundError, ModuleNotFoundError) as error:
-      files.warn(f"no real images are beside the samples: {error}")
+      files.warn(f"the samples are drawn without real images: {error}")
     save_images(paths[0], tokens, real, source)
 
   atomic.write_json(stem.with_suffix(".json"), provenance)
@@ -114,15 +119,16 @@ def save_images(
 ) -> None:
   """Draws sampled images on the left, and real ones on the right.
 
-  The frames of a clip are put side by side.
+  The frames of a clip are drawn side by side.
 
   Args:
-    path: of the PNG file.
+    path: the PNG file to write.
     tokens: the sampled images, integers [images, positions].
-    real: the real images, likewise; may be none.
-    source: the data, which have the shape of an image.
+    real: the real images, of the same form; there may be none.
+    source: the data, which define the shape of an image.
   """
-  # About as many images across as down, in pixels, enlarged if they are small.
+  # Choose the number of images per row so that the picture is about square, and
+  # enlarge small images.
   frames = source.frames
   rows = source.shape[0] // frames
   columns = source.shape[1] * frames
@@ -148,7 +154,7 @@ def save_images(
     left = half * half_width
     draw.text((left, 0), label, style.GRAY, font)
     for i, pixels in enumerate(_pixels(symbols, source)):
-      # Gray images have three equal channels.
+      # Repeat the channel of gray images three times.
       image = Image.fromarray(np.broadcast_to(pixels, (rows, columns, 3)))
       image = image.resize(
         (scale * columns, scale * rows), Image.Resampling.NEAREST
@@ -163,31 +169,34 @@ def save_images(
 
 
 def _pixels(symbols, source):
-  """Images as uint8 [images, rows, columns, channels], frames side by side."""
+  """Converts symbols to uint8 [images, rows, columns, channels].
+
+  The frames of a clip are side by side.
+  """
   height, columns, channels = source.shape
   frames = source.frames
   rows = height // frames
 
-  # Symbols are levels at equal distances, from black to white.
+  # Symbols are equally spaced levels from black to white.
   shades = symbols * 255.0 / (source.vocab_size - 1)
   pixels = shades.round().astype(np.uint8)
 
-  # The data have frames below each other, pictures beside each other.
+  # In the data, frames are below each other; in pictures, beside each other.
   clips = pixels.reshape(-1, frames, rows, columns, channels)
   beside = clips.swapaxes(1, 2)
   return beside.reshape(-1, rows, frames * columns, channels)
 
 
 def no_prompts(source: data.Source, num: int) -> np.ndarray:
-  """Empty prompts [num, 0], in the smallest dtype that holds all symbols."""
+  """Returns empty prompts [num, 0] in the smallest dtype for all symbols."""
   return np.zeros((num, 0), np.min_scalar_type(source.vocab_size - 1))
 
 
 def real_examples(source: data.Source, num: int) -> np.ndarray:
-  """Reads test examples to compare samples with, integers [num, length].
+  """Reads test examples to compare with samples, integers [num, length].
 
-  They are the first images, again from the start if there are too few, or
-  windows that are spread evenly over a stream.
+  For images, these are the first ones, repeated from the start if there are too
+  few. For streams, they are windows spread evenly over the split.
   """
   examples = source.examples("test")
   if isinstance(source, data.Images):
@@ -200,8 +209,8 @@ def real_examples(source: data.Source, num: int) -> np.ndarray:
 def read_text(path: pathlib.Path) -> str:
   """Reads the beginning of a file of samples.
 
-  Control characters are replaced: a network may draw any byte, and some would
-  change how a terminal behaves.
+  Control characters are replaced, because a network may draw any byte, and some
+  would change the state of a terminal.
   """
   with path.open("rb") as file:
     text = file.read(MAX_TEXT).decode(errors="replace")

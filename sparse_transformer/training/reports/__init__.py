@@ -1,1 +1,1 @@
-"""Reports of a network's costs and attention; nothing here trains it."""
+"""Reports of the costs and the attention of a network."""

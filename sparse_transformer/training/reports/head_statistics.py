@@ -17,7 +17,7 @@ from sparse_transformer.attention import bias_at, find_pairs
 from sparse_transformer.figures import masks, style
 from sparse_transformer.model import options, transformer
 
-MAX_LAYERS = 8  # the most that are drawn
+MAX_LAYERS = 8  # maximum number of layers that are drawn
 
 Report = dict[str, Any]
 Collected = dict[int, tuple[jax.Array, jax.Array]]  # {layer: (q_BLHK, k_BLHK)}
@@ -25,14 +25,14 @@ Collected = dict[int, tuple[jax.Array, jax.Array]]  # {layer: (q_BLHK, k_BLHK)}
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """What a head attends to. A weight of -1 stands for no pair.
+  """What a head attends to. A weight of -1 means that there is no pair.
 
   Attributes:
-    pattern: the head's pattern, as text.
-    pairs: how many pairs its mask has.
-    entropy: the mean over queries of the entropy of their weights, in bits.
+    pattern: the pattern of the head, as text.
+    pairs: the number of pairs in its mask.
+    entropy: the entropy of a query's weights in bits, averaged over queries.
     weights_L: the weights of one query, `masks.shown_query`.
-    cells: the weights of all queries, joined for a picture.
+    cells: the weights of all queries, merged into the cells of a picture.
   """
 
   pattern: str
@@ -45,22 +45,23 @@ class Head:
 def collect(
   model: model_lib.Config, params: Any, tokens_L: np.ndarray
 ) -> Collected:
-  """Collects the queries and keys of some layers, in one pass of the network.
+  """Collects queries and keys of some layers in one pass through the network.
 
   Args:
-    model: the network.
+    model: the config of the network.
     params: its parameters.
-    tokens_L: an example, integers.
+    tokens_L: an example, integers [L].
 
-  Returns {layer: (q_BLHK, k_BLHK)} of at most `MAX_LAYERS` layers. Heads of a
-  group have equal keys.
+  Returns:
+    {layer: (q_BLHK, k_BLHK)} for at most `MAX_LAYERS` layers. Query heads that
+    share a KV head have equal keys.
   """
-  # The layers lie at equal distances; the first and the last are among them.
+  # Choose layers at equal distances, including the first and the last.
   num_drawn = min(MAX_LAYERS, model.num_layers)
   spread = np.linspace(0, model.num_layers - 1, num_drawn)
   drawn = spread.round().astype(int)
-  # The slot that keeps each layer. Layers that are not drawn have one out of
-  # bounds, where JAX drops what is written.
+  # The slot to which each layer is written. Layers that are not drawn have a
+  # slot out of bounds, and JAX drops writes to it.
   slots = np.full(model.num_layers, num_drawn)
   slots[drawn] = np.arange(num_drawn)
   period = model_lib.period(model)
@@ -70,12 +71,12 @@ def collect(
     network = transformer.bind(model, params)
 
     def attend(kept, layer, index, inputs):
-      # Layers are scanned: `index` counts the periods before, and `layer` is
-      # the place in a period.
+      # Layers are scanned in periods: `index` is the index of the period, and
+      # `layer` the index within a period.
       number = layer + period * index
       slot = jnp.asarray(slots)[number]
 
-      # Heads of a group share their keys.
+      # Repeat keys for the query heads that share a KV head.
       group = model.num_heads // model.num_key_heads
       k_BLHK = jnp.repeat(inputs.k_BLGK, group, axis=2)
       both = jnp.stack([inputs.q_BLHK, k_BLHK])
@@ -105,17 +106,18 @@ def collect(
 def weigh(
   model: model_lib.Config, params: Any, collected: Collected
 ) -> Iterator[tuple[int, list[Head]]]:
-  """Computes what heads attend to, by the definition of their patterns.
+  """Computes what heads attend to, from the definitions of their patterns.
 
-  It does so with dense matrices, apart from the backends: a picture shows what
-  a pattern means, not how it is executed.
+  It uses dense matrices and no backend, because a picture should show what a
+  pattern means, not how it is executed.
 
   Args:
-    model: the network.
+    model: the config of the network.
     params: its parameters.
     collected: queries and keys, from `collect`.
 
-  Yields (layer, its heads) for each layer.
+  Yields:
+    (layer, its heads) for each layer in `collected`.
   """
   # Options of the network, such as rotary positions or sinks, change queries
   # and keys and add to the scores.
@@ -154,8 +156,8 @@ def weigh(
 
 
 def _measure(pattern, scores_LM, mask_LM, sink):
-  """The `Head` with these scores and pairs; a sink of -inf stands for none."""
-  # A sink is one more key, which all queries see, with a constant score.
+  """Returns the `Head` with these scores and pairs; a sink of -inf is none."""
+  # A sink acts as one more key with a constant score, which all queries see.
   margin = (0, 0), (0, 1)
   scores = jnp.pad(
     scores_LM,
@@ -169,7 +171,7 @@ def _measure(pattern, scores_LM, mask_LM, sink):
   )
   weights = np.asarray(jax.nn.softmax(scores, where=where))
 
-  # The mean is over the queries that have keys; the sink adds to the entropy.
+  # Average over the queries that have keys. The entropy includes the sink.
   entropy_L = entr(weights).sum(1) / math.log(2)
   entropies = entropy_L[mask_LM.any(1)]
   weights_LM = weights[:, :-1]
@@ -184,10 +186,10 @@ def _measure(pattern, scores_LM, mask_LM, sink):
 
 
 def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
-  """Joins weights [n, n] into the cells of a picture.
+  """Merges weights [n, n] into the cells of a picture.
 
-  A cell has the mean over its queries of the sum over its keys: rows of cells
-  sum to 1, as those of weights do. Cells without a pair are -1.
+  A cell is the sum over its keys, averaged over its queries, so rows of cells
+  sum to 1 like rows of weights. Cells without a pair are -1.
   """
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
@@ -199,15 +201,15 @@ def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
 def draw_heads(
   title: str, heads: Sequence[Head], shape: Sequence[int]
 ) -> "style.Figure":
-  """Draws a column for each head of a layer, at most the first 12.
+  """Draws a column for each head of a layer, for at most 12 heads.
 
-  Above are the weights of one query, in the shape of the data; below, those of
-  all queries, a row for each.
+  The upper row shows the weights of one query in the shape of the data. The
+  lower row shows the weights of all queries, one row per query.
 
   Args:
-    title: of the figure.
-    heads: from `weigh`.
-    shape: that of the data, rows first.
+    title: the title of the figure.
+    heads: the heads, from `weigh`.
+    shape: the shape of the data, rows first.
   """
   heads = heads[: masks.MAX_PANELS]
   n = len(heads[0].weights_L)
@@ -223,7 +225,7 @@ def draw_heads(
   )
 
   for head, top, bottom in zip(heads, *axes, strict=True):
-    # The last row of the data may not be full.
+    # Pad the last row of the data, which may be incomplete.
     weights_L = np.pad(head.weights_L, (0, -n % width), constant_values=-1)
     in_data = weights_L.reshape(-1, width)
     masks.show(top, paint(in_data, in_data.max()), aspect="auto")
@@ -245,13 +247,14 @@ def draw_heads(
 
 
 def paint(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
-  """Paints weights: the darker, the larger; white for no pair.
+  """Converts weights to colors: larger weights are darker, no pair is white.
 
   Args:
-    weights: of any shape; those below 0 stand for no pair.
-    largest: what is darkest; it broadcasts to the weights.
+    weights: weights of any shape; a negative weight means no pair.
+    largest: the weight that is darkest; must broadcast to `weights`.
 
-  Returns uint8, with RGB as one more axis.
+  Returns:
+    uint8 of the shape of `weights` with an additional last axis of RGB.
   """
   share = weights.clip(0) / np.maximum(largest, 1e-30)
   pale = style.rgb(style.PALER)
@@ -268,32 +271,36 @@ def draw(
   folder: str | os.PathLike,
   **provenance: Any,
 ) -> Report:
-  """Draws the heads of a network on an example, one picture for each layer.
+  """Draws the heads of a network on an example, one picture per layer.
 
   Args:
-    model: the network.
+    model: the config of the network.
     params: its parameters.
-    tokens_L: the example, integers.
-    folder: for the pictures, and attention.json.
-    **provenance: `step`, `example` and `command`, for readers.
+    tokens_L: the example, integers [L].
+    folder: the folder for the pictures and attention.json.
+    **provenance: `step`, `example` and `command`, which are recorded.
 
   Returns:
-    What is in attention.json: `provenance`, the number of `positions` that were
-    used, what was measured of each of the `heads`, and the `pictures`.
+    The contents of attention.json: `provenance`, the number of `positions` that
+    were used, the measurements of each of the `heads`, and the `pictures`.
+
+  Raises ValueError if the network has documents.
   """
   if model.separator is not None:
     raise ValueError(
-      "what heads attend to cannot be drawn for a run with data.documents"
+      "heads cannot be drawn for a run with data.documents=True; use a run"
+      " without documents"
     )
 
-  # The old report goes first, since it must never lie beside new pictures.
+  # Delete the old report first, because it must never be found beside new
+  # pictures.
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "attention.json").unlink(missing_ok=True)
 
   n = min(len(tokens_L), masks.MAX_LENGTH)
-  # A classifier's keys depend on later symbols, so that it needs all of them;
-  # other networks have the same keys without.
+  # In a classifier, keys depend on later symbols, so use the whole sequence.
+  # In other networks, the first positions suffice.
   used_L = tokens_L if model.classifies else tokens_L[:n]
   collected = {
     layer: (q_BLHK[:, :n], k_BLHK[:, :n])
@@ -336,7 +343,7 @@ def _title(report):
 
 
 def render(report: Report) -> str:
-  """The report as text."""
+  """Returns the report as text."""
   rows = [("layer", "head", "pattern", "pairs", "entropy")]
   for head in report["heads"]:
     rows.append(
@@ -351,7 +358,7 @@ def render(report: Report) -> str:
 
   return (
     f"{_title(report)}\n\n{tables.align(rows, right_from=3)}\n"
-    f"{len(report['pictures'])} of {report['num_layers']} layers are drawn, at"
-    f" most {masks.MAX_PANELS} heads of each\nentropy: of a query's weights, in"
-    " bits; the mean over queries"
+    f"{len(report['pictures'])} of {report['num_layers']} layers are drawn,"
+    f" with at most {masks.MAX_PANELS} heads each\nentropy: the entropy of a"
+    " query's weights in bits, averaged over queries"
   )

@@ -1,4 +1,4 @@
-"""The report of `explain` on a config: its costs, and what positions see."""
+"""The report of `explain` on a config: costs, and what positions see."""
 
 import collections
 import dataclasses
@@ -22,8 +22,8 @@ from sparse_transformer.training import costs
 from sparse_transformer.training.distributed import mesh
 from sparse_transformer.training.reports import receptive_field
 
-# Devices for which the report names a backend: their platform, and the compute
-# capability of GPUs.
+# Devices for which the report names a backend, as {name: (platform, compute
+# capability of a GPU)}.
 DEVICES = {
   "h100": ("cuda", 9.0),
   "a100": ("cuda", 8.0),
@@ -35,22 +35,24 @@ DEVICES = {
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """All that is reported; `dataclasses.asdict` makes JSON of it.
+  """The contents of the report. `dataclasses.asdict` converts it to JSON.
 
   Attributes:
-    network: its sizes, and the numbers of its parameters.
-    attention: for each pattern of equal layers, the fields of its
-      `attention.Description`, the pattern as text, and `layers`.
-    backends: what would run attention on each of `DEVICES`, and why.
-    reach, may_see: from `find_reach`.
+    network: the sizes of the network and its numbers of parameters.
+    attention: a row for each pattern in each group of equal layers, with the
+      fields of `attention.Description`, the pattern as text, and `layers`.
+    backends: for each of `DEVICES`, the backend that would run attention there,
+      and why.
+    reach, may_see: the results of `find_reach`.
     receptive_field: what the last positions can depend on.
-    flops: the FLOPs per token of a step.
-    mesh: the devices along each axis.
+    flops: the FLOPs of a training step per token.
+    mesh: the number of devices along each axis.
     memory: the bytes of the training state on one device.
-    cache: the bytes of keys and values to decode a sequence; None if a cache is
-      impossible.
+    cache: the bytes of keys and values needed to decode a sequence, or None if
+      decoding cannot use a cache.
     remat: what the backward pass recomputes, and why.
-    compiled: the bytes that the compiled step needs; None if it was not.
+    compiled: the bytes that the compiled step needs, or None if it was not
+      compiled.
   """
 
   network: dict[str, Any]
@@ -68,10 +70,10 @@ class Report:
 
 
 def describe(config: schema.Config, model: model_lib.Config) -> Report:
-  """Computes the costs and the reach of a network in an experiment.
+  """Computes the costs and the reach of the network of an experiment.
 
-  Raises ValueError if the mesh does not fit, or the backend cannot run a
-  pattern.
+  Raises ValueError if the mesh does not fit the network or the batch, or if the
+  backend cannot run a pattern.
   """
   sizes = mesh.sizes(config)
   mesh.check_batch(config, sizes)
@@ -104,21 +106,24 @@ def describe(config: schema.Config, model: model_lib.Config) -> Report:
 
 
 def _remat(remat):
-  """What the backward pass recomputes, of a step that is not compiled."""
+  """Describes what the backward pass recomputes, without compiling a step."""
   text = f"model.remat={remat}"
   if remat != "auto":
     return text
-  return f"{text}: the first of {', '.join(schema.REMATS)} that fits: --compile"
+  return (
+    f"{text}: the first of {', '.join(schema.REMATS)} that fits; --compile"
+    " finds it"
+  )
 
 
 def _attention(config, model):
-  """Yields what `Report.attention` has for each pattern of equal layers."""
+  """Yields the rows of `Report.attention`."""
   groups = collections.defaultdict(list)
   for layer, heads in enumerate(model.patterns):
     groups[heads].append(layer)
 
-  # Equal layers have one request, and its heads one description for each
-  # pattern.
+  # There is one request for each group of equal layers, and one description
+  # for each pattern of its heads.
   for request in costs.attention_requests(config, model):
     for description in describe_attention(request, model.backend):
       yield vars(description) | dict(
@@ -127,7 +132,10 @@ def _attention(config, model):
 
 
 def _choice(config, model, device):
-  """What would run attention on a device that need not be here, and why."""
+  """Returns which backend would run attention on a device, and why.
+
+  The device need not be present.
+  """
   with platforms.targeting(*device):
     try:
       requests = costs.attention_requests(config, model)
@@ -137,14 +145,15 @@ def _choice(config, model, device):
 
 
 def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
-  """Measures after how many layers positions see all before them.
+  """Measures after how many layers positions see all positions before them.
 
   Returns:
-    (reach, may_see): the reach by static pairs, which positions always see; and
-    the number of layers with all pairs that content may choose. The second is
-    None if no pattern is content-based, or if no number of layers suffices.
+    (reach, may_see). `reach` counts only static pairs, which are always
+    present. `may_see` is the number of layers if content-based patterns had all
+    pairs that they may choose. It is None if no pattern is content-based, or if
+    no number of layers suffices.
   """
-  # What content chooses is less than its support, and may be nothing.
+  # Content-based patterns choose a subset of their support, which may be empty.
   static = []
   support = []
   for heads in model.patterns:
@@ -159,11 +168,11 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
-  """The bytes of a cache for one sequence; None if decoding cannot have one."""
+  """Returns the bytes of a cache for one sequence, or None if impossible."""
   if model.classifies or model.separator is not None:
     return None
 
-  # Heads of a group share the keys that they keep.
+  # Query heads that share a KV head also share its cached keys.
   keys = 0
   for row in rows:
     if row["cached_keys"] is None:
@@ -184,22 +193,22 @@ COLUMNS = (
   "computed / needed",
   "cached keys",
 )
-# Ends the table of attention.
+# Printed below the table of attention.
 NOTE = """
-computed / needed: pairs in the computed tiles, divided by those of the pattern;
-1 is the best possible. Where the content decides, pairs are the most there can
-be."""
+computed / needed: pairs in the computed tiles, divided by the pairs of the
+pattern; 1 is optimal. For content-based patterns, pairs are the maximum
+possible number."""
 
 
 def render(report: Report) -> str:
-  """The report as text."""
+  """Returns the report as text."""
   title = (
     "{length:,} positions ({shape}) of {vocab_size} symbols; {num_layers}"
     " layers of {num_heads} heads, width {width}, {dtype};"
     " {parameters:,} parameters"
   )
   if report.network["active_parameters"] < report.network["parameters"]:
-    title += ", {active_parameters:,} of them active for a token"
+    title += ", {active_parameters:,} of which are active for each token"
 
   shape = " x ".join(map(str, report.network["shape"]))
   parts = [
@@ -215,7 +224,7 @@ def render(report: Report) -> str:
 
 
 def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
-  """The table of attention, with all heads together in the last row."""
+  """Yields the rows of the table of attention; the last row sums all heads."""
   yield COLUMNS
   network = report.network
   n = network["length"]
@@ -245,13 +254,13 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
 
 
 def _amounts(pairs, computed, queries):
-  """The pairs, their mean per query, and computed / needed, as text."""
+  """Returns pairs, pairs per query, and computed / needed, as text."""
   ratio = computed / max(1, pairs)
   return f"{pairs:,}", f"{pairs / queries:,.1f}", f"{ratio:.2f}"
 
 
 def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
-  """What positions see, and how that was checked."""
+  """Yields rows about what positions see, and how it was checked."""
   reach = report.reach
   n = report.network["length"]
   checked = f"checked: every pair of {reach.positions:,} positions"
@@ -264,11 +273,11 @@ def _reach_rows(report: Report) -> Iterator[Sequence[str]]:
     checked = f"query {query:,} never reaches key {key:,}; {checked}"
   yield "sees" if report.may_see is None else "always sees", seen, checked
   if report.may_see is not None:
-    what = "if content-based patterns had all pairs they may have"
+    what = "if content-based patterns chose all pairs that they may choose"
     yield "may see", _everything(report.may_see), what
 
   field = report.receptive_field
-  what = f"the most for one of the last {min(n, analysis.LAST)} positions"
+  what = f"maximum over the last {min(n, analysis.LAST)} positions"
   yield "receptive field", f"{field.symbols:,} earlier symbols", what
   for name, seen in field.sees.items():
     yield f"sees {name}", receptive_field.share(seen), "of these positions"
@@ -279,7 +288,7 @@ def _everything(layers):
 
 
 def _sum_rows(report):
-  """FLOPs and bytes, each sum with its parts below it."""
+  """Yields rows of FLOPs and bytes, each sum followed by its parts."""
   devices = math.prod(report.mesh.values())
   along = ", ".join(f"{x}={y}" for x, y in report.mesh.items() if y > 1)
   of_one = f"per device of {devices} ({along})" if along else "per device"
@@ -301,7 +310,11 @@ def _sum_rows(report):
 
   yield ("",)
   if report.cache is None:
-    yield "cache", "none", "a label, documents, or queries see later keys"
+    yield (
+      "cache",
+      "none",
+      "impossible with labels, documents, or queries that see later keys",
+    )
   else:
     size = tables.size(report.cache)
-    yield "cache", size, "keys and values to decode a sequence"
+    yield "cache", size, "keys and values for decoding one sequence"

@@ -1,7 +1,7 @@
 """How many earlier symbols a network can see, and whether it sees certain ones.
 
-Equal numbers of keys do not give equal receptive fields: a network that cannot
-see a symbol through any number of its layers cannot use it.
+Networks with equally many keys per query may have different receptive fields. A
+network cannot use a symbol that it does not see through all of its layers.
 """
 
 import dataclasses
@@ -20,12 +20,13 @@ FRAME_BACK = "the pixel one frame back"
 class ReceptiveField:
   """What the last `analysis.LAST` positions of a sequence can depend on.
 
-  Where the content decides, this is what they may depend on for some content.
+  For content-based patterns, this includes all pairs that they may choose.
 
   Attributes:
-    symbols: the most earlier symbols that one of them can depend on.
-    sees: for `ABOVE`, in images, and `FRAME_BACK`, in clips, the share of them
-      that can depend on this symbol.
+    symbols: the maximum number of earlier symbols on which one of these
+      positions can depend.
+    sees: the fraction of these positions that can depend on a certain symbol,
+      by its name: `ABOVE` in images, and `FRAME_BACK` in clips.
   """
 
   symbols: int
@@ -41,15 +42,15 @@ def measure(model: model_lib.Config) -> ReceptiveField:
     support.append([pattern.support() for pattern in heads])
   is_seen = analysis.receptive_field(support, n)
 
-  # Inputs of generators are shifted by one: key 0 is the start, and key k holds
-  # symbol k - 1.
+  # Unless the network classifies, inputs are shifted by one: key 0 is the
+  # start, and key k holds symbol k - 1.
   shift = 0 if model.classifies else 1
   is_seen = is_seen[:, shift:]
 
   sees = {}
   targets = np.arange(n)[-len(is_seen) :]
   for name, distance in _distances(model).items():
-    # The first positions of a short sequence have no such symbol.
+    # At the first positions of a short sequence, there is no such symbol.
     has_symbol = targets >= distance
     symbols = targets[has_symbol] - distance
     rows = np.flatnonzero(has_symbol)
@@ -61,7 +62,7 @@ def measure(model: model_lib.Config) -> ReceptiveField:
 
 
 def _distances(model):
-  """{name of a symbol: how far it is before the target}."""
+  """Returns {name of a symbol: its distance before the target}."""
   if len(model.shape) != 3 or model.classifies:
     return {}
 
@@ -76,7 +77,7 @@ def _distances(model):
 
 
 def share(seen: float) -> str:
-  """A share of the positions as text: yes, no, or a percentage."""
+  """Formats a fraction of the positions as yes, no, or a percentage."""
   if seen in (0, 1):
     return "yes" if seen else "no"
   return f"{100 * seen:.0f} %"

@@ -52,21 +52,36 @@ def by_part(text: str) -> dict[str, Cost]:
   Args:
     text: an optimized HLO module, as `compiled.as_text()` gives it.
   """
-  module, entry = hlo.read_module(text)
   found: dict[str, Cost] = {}
+  for _, part, cost in costs(text):
+    old = found.get(part, Cost(0, 0, 0))
+    found[part] = Cost(
+      launches=old.launches + cost.launches,
+      bytes=old.bytes + cost.bytes,
+      flops=old.flops + cost.flops,
+    )
+  return {part: found[part] for part in PARTS if part in found}
+
+
+def costs(text: str) -> Iterator[tuple[str, str, Cost]]:
+  """Yields (name, part, cost) of the instructions of a compiled step.
+
+  Args:
+    text: an optimized HLO module, as `compiled.as_text()` gives it.
+  """
+  module, entry = hlo.read_module(text)
   for executed in hlo.execute(module, entry):
     x = executed.instruction
     kind = hlo.kind_of(x)
     if not kind or x.opcode == "while":
       continue
     part, moved, flops = _cost(module, executed)
-    launches, all_bytes, all_flops = found.get(part, (0, 0, 0))
-    found[part] = Cost(
-      launches=launches + executed.times * (kind == hlo.LAUNCH),
-      bytes=all_bytes + executed.times * moved,
-      flops=all_flops + executed.times * flops,
+    cost = Cost(
+      launches=executed.times * (kind == hlo.LAUNCH),
+      bytes=executed.times * moved,
+      flops=executed.times * flops,
     )
-  return {part: found[part] for part in PARTS if part in found}
+    yield x.name, part, cost
 
 
 def _cost(module, executed):
@@ -202,8 +217,8 @@ def measure(preset: str) -> dict:
 
 def totals(entry: Mapping) -> Cost:
   """The cost of a whole step of a record."""
-  costs = [Cost(**cost) for cost in entry["parts"].values()]
-  return Cost(*map(sum, zip(*costs, strict=True)))
+  found = [Cost(**cost) for cost in entry["parts"].values()]
+  return Cost(*map(sum, zip(*found, strict=True)))
 
 
 def growth(new: Mapping, old: Mapping) -> Iterator[str]:

@@ -112,17 +112,23 @@ def run_part(
   Raises:
     ValueError: JAX finds no device, or a setting is invalid.
   """
-  end, entries, names = time.monotonic() + settings.seconds, {}, None
+  end, entries = time.monotonic() + settings.seconds, {}
   device: dict[str, Any] = {}
+  names: list[str] | None = None
   late = {"skipped": "its part had no time left"}
-  while time.monotonic() < end and (names is None or names - entries.keys()):
-    before, running = len(entries), None
-    for message in _messages(part, settings, sorted(entries), end):
+  while time.monotonic() < end and (names is None or {*names} - {*entries}):
+    before = len(entries)
+    # XLA reads its flags once, when a process starts. An entry with flags is
+    # therefore the first of its process.
+    following = next((x for x in names or () if x not in entries), "")
+    flags = [x for x in following.split() if x.startswith("--xla")]
+    running = following if flags else None
+    for message in _messages(part, settings, sorted(entries), end, flags):
       match message:
         case {"invalid": reason}:
           raise ValueError(reason)
-        case {"device": device, "names": known}:
-          names = set(known)
+        case {"device": first, "names": names}:
+          device = device or first  # without the flags of a single entry
         case {"start": running}:
           print(f"{part}: {running}", file=sys.stderr, flush=True)
         case {"entry": name, "found": found}:
@@ -142,19 +148,19 @@ def run_part(
     if len(entries) == before:
       break  # the process ended before its first entry, and would do so again
   if names is not None:
-    yield device, entries | dict.fromkeys(names - entries.keys(), late)
+    yield device, dict.fromkeys(names, late) | entries
 
 
-def _messages(part, settings, skip, end):
+def _messages(part, settings, skip, end, flags):
   """Yields the messages of a process, and finally how it ended."""
   request = json.dumps([part, dataclasses.asdict(settings), skip])
-  flags = f"{EXACT} {os.environ.get('XLA_FLAGS', '')}".strip()
-  exact = {"XLA_FLAGS": flags} if PARTS[part].exact else {}
+  exact = [EXACT] if PARTS[part].exact else []
+  flags = " ".join([*exact, os.environ.get("XLA_FLAGS", ""), *flags]).strip()
   reader, writer = multiprocessing.Pipe(duplex=False)
   child = subprocess.Popen(
     [*CHILD, str(writer.fileno()), request],
     cwd=record.REPO,
-    env=os.environ | ENVIRONMENT | exact,
+    env=os.environ | ENVIRONMENT | {"XLA_FLAGS": flags},
     pass_fds=[writer.fileno()],
     process_group=0,
   )

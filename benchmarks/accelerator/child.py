@@ -38,13 +38,15 @@ class Part:
   exact: bool = False
 
 
-# In the order in which they run.
+# Parts run in this order. The most informative ones are first.
 PARTS = {
   "setup": Part("backends", 1),
-  "correctness": Part("correctness", 8, exact=True),
-  "attention": Part("attention", 8),
-  "presets": Part("runs", 5, entry_seconds=240, alone=True),
-  "train": Part("runs", 8, entry_seconds=math.inf, alone=True),
+  "profile": Part("steps", 6, entry_seconds=240, alone=True),
+  "presets": Part("steps", 5, entry_seconds=240, alone=True),
+  "attention": Part("attention", 6),
+  "variants": Part("steps", 5, entry_seconds=240, alone=True),
+  "correctness": Part("correctness", 6, exact=True),
+  "train": Part("runs", 6, entry_seconds=math.inf, alone=True),
   "resume": Part("runs", 2, entry_seconds=300, alone=True, exact=True),
 }
 

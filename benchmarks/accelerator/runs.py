@@ -1,8 +1,4 @@
-"""Training: steps of all configs, a short run, and a resumed run.
-
-For each config, a training step is measured: its time, memory and utilization.
-It uses the dtype of the config, and random tokens, so that no data are needed.
-"""
+"""Training: a short run, and a resumed run."""
 
 import functools
 import pathlib
@@ -11,66 +7,13 @@ import subprocess
 import sys
 import tempfile
 
-import jax
-import numpy as np
-
-from benchmarks import compiled, timing
 from benchmarks.accelerator.child import Settings
 from benchmarks.record import REPO
-from sparse_transformer import machine
 from sparse_transformer.data import files
-from sparse_transformer.training import (
-  costs,
-  metrics,
-  optimizer,
-  rematerialization,
-)
-from sparse_transformer.training.experiment import Experiment
+from sparse_transformer.training import metrics
 
 NAME, MARGIN = "cifar10_large", 90  # seconds to compile and to validate
 SMALL = "model.num_layers=2", "model.width=32"
-# The paper's networks are first. They are also measured without
-# rematerialization, at the end.
-PAPER = "enwik8", "cifar10", "cifar10_15m", "imagenet64"
-ROUND_SECONDS = 1.0
-SMALL_PRESET = "digits model.num_layers=2 train.batch_size=4 model.width=32"
-
-
-def of_presets(settings: Settings) -> dict:
-  """Returns an entry for each config, with the paper's networks first."""
-  others = (f"{name} model.remat=none" for name in PAPER)
-  presets = [*dict.fromkeys((*PAPER, *compiled.PRESETS)), *others]
-  if settings.small:
-    presets = [SMALL_PRESET]
-  return {preset: functools.partial(measure, preset) for preset in presets}
-
-
-def measure(preset: str) -> dict:
-  """Returns the time and memory of a step of a `benchmarks.compiled` preset."""
-  config = compiled.config_of(preset)
-  config = config.replace(**compiled.changes_for(config, jax.device_count()))
-  experiment = Experiment(config)
-  model, like = experiment.model, experiment.batch_like()
-  rng = np.random.default_rng(0)
-  tokens_BL = rng.integers(model.vocab_size, size=like.shape, dtype=like.dtype)
-  batch = jax.device_put(tokens_BL, like.sharding)
-  # Create the state first, because the memory that is then free determines the
-  # choice of `model.remat=auto`.
-  state = experiment.first_state()
-  chosen = rematerialization.choose(experiment)
-  update = chosen.program
-  schedule = optimizer.schedule(config)
-
-  def step():  # waits only for the previous step
-    nonlocal state
-    state, _ = update(state, batch, schedule)
-    return state
-
-  warm = timing.warm_up(step)
-  (times,) = timing.interleave({0: step}, {0: warm}, ROUND_SECONDS).values()
-  size, peak = config.train.batch_size, machine.peak_memory()
-  found = dict(batch=size, remat=chosen.remat, step=times, peak_bytes=peak)
-  return found | costs.speed(size * model.length / times["median"], model)
 
 
 def of_train(settings: Settings) -> dict:

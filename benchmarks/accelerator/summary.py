@@ -115,6 +115,31 @@ def _presets(entries):
       yield *cells, speed, rate, mfu, f"{found['peak_bytes'] / 2**30:.3g}"
 
 
+def _profile(entries):
+  """Yields the milliseconds of a step and of its parts of the network."""
+  rows = [(name, x) for name, x in entries if "parts" in x]
+  names = rows[0][1]["parts"] if rows else ()
+  yield "config", "remat", "step", *names, "launches", "idle"
+  for name, found in rows:
+    cells = name.partition(" ")[0], found["remat"]
+    parts = found["parts"].values()
+    times = 1e3 * found["step"]["median"], *(x["ms"] for x in parts)
+    launches = f"{sum(x['launches'] for x in parts):,.0f}"
+    idle = f"{100 * found['idle']:.1f} %"
+    yield *cells, *(f"{x:.4g}" for x in times), launches, idle
+
+
+def _variants(entries):
+  """Yields rows of `_presets`, with the speed relative to the base."""
+  found = {name: x for name, x in entries if "step" in x}
+  titles, *rows = _presets(found.items())
+  yield *titles, "of base", "change"
+  speed = lambda name: found.get(name, {}).get("tokens_per_second", math.nan)
+  for name, row in zip(found, rows, strict=True):
+    share = speed(name) / speed(found[name]["base"])
+    yield *row, f"{share:.3f}", found[name]["change"]
+
+
 def _train(entries):
   yield "config", "step", "seconds", "bits/dim"
   for name, found in entries:
@@ -130,5 +155,7 @@ def _train(entries):
 RIVAL, LSE = "dense causal", "log-sum-exp"
 TABLES = {
   table.__name__.removeprefix("_"): table
-  for table in (_correctness, _attention, _presets, _train)
+  for table in (
+    *(_profile, _presets, _attention, _variants, _correctness, _train),
+  )
 }

@@ -1,16 +1,18 @@
-"""What a training step moves through a GPU's memory, part by part.
+"""The memory traffic of training steps on a GPU, by part of the network.
 
   python -m benchmarks.traffic
 
-Compiles the presets of benchmarks/results/traffic.json for an absent GPU, or
-with --only=TEXT those that contain the text, and counts launches, bytes and
-FLOPs of matrix products by part of the network. Nothing is run: all follow from
-the compiled program, so that a change shows what it does without a GPU.
+Compiles the training steps of some presets for an absent GPU, and counts their
+launches, bytes and FLOPs of matrix products. --only=TEXT selects the presets
+whose names contain the text. Nothing is executed, because all counts follow
+from the compiled program. The effect of a change can therefore be seen without
+a GPU.
 
-A kernel reads its operands once and writes its results once. Of an operand that
-a fusion only slices, it reads the slice. What fits into the GPU's cache is
-counted as well, so that bytes are an upper bound. A fusion belongs to the part
-of its result, unless it has a product or a kernel of attention in it.
+Each kernel is assumed to read its operands once and to write its results once.
+If a fusion only slices an operand, it reads the slice. Caches are ignored, so
+bytes are an upper bound. A fusion that contains a matrix product or an
+attention kernel belongs to that part, and other fusions belong to the part of
+their result.
 """
 
 import math
@@ -28,7 +30,7 @@ from sparse_transformer.targets import compilers, hardware, hlo
 
 TARGET = "h200"
 PRESETS = "enwik8", "cifar10", "cifar10_15m"
-# Parts by the scopes of the network's code, the first that fits.
+# Scopes of the network's code. A launch belongs to the first that matches.
 SCOPES = "dropout", "norm", "activation", "residual", "linear"
 ATTENTION = re.compile(r"pallas_call|__cudnn")
 PRODUCTS, OTHER, OUTSIDE = "products", "other layers", "outside of layers"
@@ -37,7 +39,7 @@ PARTS = ("attention", PRODUCTS, *SCOPES, OTHER, OUTSIDE)
 SLICES = {"dynamic-slice", "slice", "gather"}
 UPDATE = "dynamic-update-slice"
 SAME = {"bitcast", "reshape"}
-MOST = 1.05  # a gate: how much larger than its record a step may be
+MOST = 1.05  # the largest accepted ratio of a step's cost to its record
 
 
 class Cost(NamedTuple):
@@ -101,7 +103,7 @@ def _cost(module, executed):
       moved = 2 * hlo.num_bytes(operands[1])
   flops = sum(_flops(module, body, shapes))
 
-  # Operands can be named after kernels as well, so they are cut off.
+  # Search only the attributes, because operands are named after kernels, too.
   _, _, attributes = x.rest.partition(")")
   is_kernel = x.opcode == "custom-call" and ATTENTION.search(attributes)
   if is_kernel and "norm_" not in attributes:
@@ -128,7 +130,7 @@ def _shape(shapes, operand):
 
 
 def _moved_by_fusion(body):
-  """Bytes that a fusion reads and writes."""
+  """Returns the bytes that a fusion reads and writes."""
   by_name = {x.name: x for x in body}
   users: dict[str, list[tuple[hlo.Instruction, int]]] = {}
   for x in body:
@@ -136,7 +138,7 @@ def _moved_by_fusion(body):
       users.setdefault(operand, []).append((x, place))
 
   def read(x):
-    """Bytes of an array that its users need."""
+    """Returns the bytes of an array that its users need."""
     size = hlo.num_bytes(x.shape)
     total = 0
     for user, place in users.get(x.name, ()):
@@ -149,7 +151,7 @@ def _moved_by_fusion(body):
     return min(total, size)
 
   def written(x):
-    """Bytes of a result."""
+    """Returns the bytes that are written for a result."""
     operands = [by_name[y] for y in x.operands() if y in by_name]
     if x.opcode == "tuple":
       return sum(map(written, operands))
@@ -166,7 +168,7 @@ def _moved_by_fusion(body):
 
 
 def _flops(module, body, shapes) -> Iterator[float]:
-  """FLOPs of each matrix product."""
+  """Yields the FLOPs of each matrix product."""
   shapes = shapes | {x.name: x.shape for x in body}
   for x in body:
     if x.opcode == "fusion":
@@ -186,13 +188,13 @@ def _flops(module, body, shapes) -> Iterator[float]:
 
 
 def _sizes(shape):
-  """The sizes of the first array of a shape."""
+  """Returns the sizes of the first array of a shape."""
   _, sizes = hlo.ARRAY.findall(shape)[0]
   return [int(size) for size in sizes.split(",") if size]
 
 
 def measure(preset: str) -> dict:
-  """Compiles the step of a preset, and counts what it moves."""
+  """Compiles the training step of a preset, and returns its cost."""
   with tempfile.TemporaryDirectory() as folder:
     flags = dict(XLA_FLAGS=f"--xla_dump_to={folder}")
     with mock.patch.dict(os.environ, flags):
@@ -200,7 +202,7 @@ def measure(preset: str) -> dict:
         hardware.parse(TARGET), compiled.config_of(preset)
       )
     paths = pathlib.Path(folder).glob("*after_optimizations.txt")
-    # With model.remat=auto, the last of the steps that were compiled is taken.
+    # With model.remat=auto, several steps are compiled. The last is the choice.
     steps = sorted(path for path in paths if "train_step" in path.name)
     parts = by_part(steps[-1].read_text())
   (program,) = report["programs"]
@@ -216,13 +218,13 @@ def measure(preset: str) -> dict:
 
 
 def totals(entry: Mapping) -> Cost:
-  """The cost of a whole step of a record."""
+  """Returns the cost of a whole step."""
   found = [Cost(**cost) for cost in entry["parts"].values()]
   return Cost(*map(sum, zip(*found, strict=True)))
 
 
 def growth(new: Mapping, old: Mapping) -> Iterator[str]:
-  """Yields a phrase for what of a step is more than `MOST` times its record."""
+  """Yields a phrase for each cost that exceeds `MOST` times its record."""
   peaks = new["peak_bytes"], old["peak_bytes"]
   if peaks[0] > MOST * peaks[1]:
     yield _grown(new, "peak memory in bytes", *peaks)
@@ -241,8 +243,8 @@ def growth(new: Mapping, old: Mapping) -> Iterator[str]:
 
 def _grown(entry, kind, new, old):
   return (
-    f"{entry['preset']}: {kind} {new:,.0f}, in its record {old:,.0f}"
-    " (python -m benchmarks.traffic writes it anew)"
+    f"{entry['preset']}: {kind} grew from {old:,.0f} to {new:,.0f}"
+    " (to accept this, run python -m benchmarks.traffic)"
   )
 
 

@@ -49,7 +49,7 @@ def read_json(
 
   Args:
     path: the file.
-    kind: the class of which the value must be an instance, such as dict.
+    kind: the class that the value must be an instance of, such as dict.
     lines: whether each line is a JSON value. If True, their list is returned.
 
   Raises:
@@ -143,6 +143,6 @@ def appending(path: pathlib.Path) -> TextIO:
   Raises ValueError if the path is a link or is not a regular file.
   """
   if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
-    raise ValueError(f"{path} is not a regular file; move it away")
+    raise ValueError(f"{path} is not a regular file; move or rename it")
   # "a+" also allows reading, so that a caller can check the existing contents.
   return path.open("a+")

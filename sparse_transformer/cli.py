@@ -24,8 +24,7 @@ from sparse_transformer import version
 def _program() -> str:
   """Returns the name of the command in error messages.
 
-  The name is that of the file or, for a package run with `python -m`, that of
-  the package.
+  It is the name of the file or, for `python -m PACKAGE`, of the package.
   """
   path = pathlib.Path(sys.argv[0])
   return path.parent.name if path.stem == "__main__" else path.name
@@ -135,7 +134,7 @@ def on_file(argv: Sequence[str]) -> Sequence[str]:
 
 
 def on_workdir(argv: Sequence[str]) -> Sequence[str]:
-  """Parses the flags of a command on a run, whose config becomes --config.
+  """Parses the flags of a command on a run, and uses its config as --config.
 
   If --config names a file, its code is run first, because it may register
   patterns or data sources.
@@ -289,7 +288,7 @@ def require(*names: str) -> None:
 
 
 def _parse(parse, takes_words, argv):
-  """Parses flags, whose values may be paths that begin with ~/.
+  """Parses flags. Their values may be paths that begin with ~/.
 
   Args:
     parse: parses the command line and returns the arguments that are not flags.

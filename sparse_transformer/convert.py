@@ -2,7 +2,7 @@
 
 python -m sparse_transformer.convert FILE.safetensors --workdir=runs/converted
 
-All commands can read the run, whose only checkpoint is at step 0. The command
+All commands can read the run. Its only checkpoint is at step 0. The command
 does not train, and needs no data. An exported file contains its config. For a
 .npz released by Jun et al. 2020, the config is the file in configs/ with the
 same number of layers. --config=FILE sets another config. Config fields can be
@@ -120,7 +120,7 @@ def _write(experiment, workdir, config_file=None):
   """Writes a run of 0 steps: a checkpoint, metrics and the config.
 
   Args:
-    experiment: the experiment, whose `train.init_from` names the file.
+    experiment: the experiment. Its `train.init_from` names the file.
     workdir: a new folder.
     config_file: a config file to copy into the workdir, or None.
 

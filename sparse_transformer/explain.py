@@ -8,8 +8,8 @@ what its backward pass recomputes; the size of the decoding cache; and which
 backends would run attention on other devices. With --compile, it also compiles
 the training step for this machine and prints the memory that it needs. --json
 prints one JSON object instead. Pictures of the patterns are written into the
-folder --out. The command does not train, and reads data only for `images` and
-`labelled`, whose files define the network's size.
+folder --out. The command does not train. It reads data only for `images` and
+`labelled`, because their files define the size of the network.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 

@@ -78,7 +78,7 @@ def peak_memory() -> int:
   """Returns the peak memory use so far, in bytes.
 
   This is the peak of the device if the device reports it, as GPUs do.
-  Otherwise, it is the peak of this process, whose memory then contains the
+  Otherwise, it is the peak of this process, because its memory contains the
   arrays.
   """
   # Linux counts in KiB, macOS in bytes.

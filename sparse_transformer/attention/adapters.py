@@ -34,8 +34,8 @@ def as_attention_fn(
     settings: as in `attend`, except `first` and `return_lse`.
 
   Returns:
-    A function (query, key, value, ...) -> outputs, whose arrays are [batch...,
-    n, heads, width]. It raises a ValueError for an argument that it does not
+    A function (query, key, value, ...) -> outputs. All arrays are [batch..., n,
+    heads, width]. It raises a ValueError for an argument that it does not
     support.
 
   Raises:

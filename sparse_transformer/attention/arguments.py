@@ -134,9 +134,10 @@ def _check_segments(segments, shape):
     is_valid = is_known and np.array_equal(x, x.astype(np.int32))
   if not is_valid:
     raise ValueError(
-      f"segments must be integers {list(shape)}, one for each position, got"
-      f" {type_of(x)}; they must fit in 32 bits, and have at most 32 bits if"
-      " traced; number the documents from 0"
+      f"segments must be an integer array of shape {list(shape)}, with one ID"
+      f" for each position, got {type_of(x)}; IDs must fit in 32 bits, and in a"
+      " traced function the dtype must have at most 32 bits; number the"
+      " documents from 0"
     )
   return jnp.asarray(x, jnp.int32)
 

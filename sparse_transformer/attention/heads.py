@@ -26,7 +26,7 @@ def index_of(heads: Heads, num_heads: int) -> slice | np.ndarray:
 
 
 def key_heads(heads: Heads, group: int) -> Heads:
-  """Returns KV heads, each of which serves equally many query heads in a row.
+  """Returns KV heads. Each serves the same number of consecutive query heads.
 
   A KV head is repeated if that is needed to make the numbers equal, as for
   heads 0 to 2 in the example.

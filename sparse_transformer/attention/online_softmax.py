@@ -3,8 +3,8 @@
 An outer loop runs over groups of query tiles. An inner loop runs over the steps
 of a group; in each step, the group meets some of its key tiles. In the forward
 pass, the inner loop carries a running softmax (Dao et al. 2022, arXiv
-2205.14135, section 3.1). In the backward pass, it carries the gradients, whose
-weights are computed from the final log-sum-exp.
+2205.14135, section 3.1). In the backward pass, it carries the gradients, and
+recomputes weights from the final log-sum-exp.
 
 Tiles have three leading axes, such as A (tiles computed together), B (batch)
 and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
@@ -529,7 +529,8 @@ def _dot(spec, a, b):
 
 
 def _scale(q, scores):
-  """Returns the factor of the queries: that of scores, or 1 in 16 bits.
+  """Returns the factor by which to multiply queries: the scale of scores, or 1
+  for 16-bit dtypes, whose scores are scaled instead.
 
   Scaling 16-bit queries would round them. With a scale of 1 / sqrt(32), for
   example, lse would be off by 0.005.

@@ -73,7 +73,7 @@ def verify(
     backend: as in `attend`.
 
   Returns:
-    A `Report`, whose `faults` are empty if all results agree.
+    A `Report`. Its `faults` are empty if all results agree.
 
   Raises:
     ValueError: an argument is invalid.

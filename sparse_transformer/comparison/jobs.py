@@ -1,4 +1,4 @@
-"""Runs commands in processes, none of which outlives this process."""
+"""Runs commands in processes, and ends them when this process ends."""
 
 import contextlib
 import os
@@ -172,9 +172,9 @@ def call(jobs: Sequence[Job], parts: Sequence[MachinePart] = ALONE) -> None:
 
   # `_terminated` has forwarded the signal and waited, so all runs are saved.
   if signals.name:
-    runs = [f"the run in {job.workdir}" for job, _ in running.values()]
+    runs = [str(job.workdir) for job, _ in running.values()]
     raise Stopped(
-      f"{signals.name} in {' and '.join(runs) or 'no run'}; saved steps are"
+      f"{signals.name} ended {' and '.join(runs) or 'no run'}; saved steps are"
       " kept; run the same command to resume"
     )
   if failures:

@@ -178,7 +178,7 @@ def mean(
 
   Returns:
     A dict of `mean` and `error`, which is half of the 95 % confidence interval.
-    The error is None if either mean is that of a single value.
+    The error is None if either mean is of a single value.
   """
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
 
@@ -330,9 +330,9 @@ def _blind(rows):
     blind = [row["choice"] for row in rows if not row["sees"].get(name)]
     if 0 < len(blind) < len(rows):
       text += (
-        f" With {', '.join(blind)}, no position sees {name}. Their gap shows"
-        " therefore how much this symbol is worth to a network of this size,"
-        " not how well their patterns work."
+        f" With {', '.join(blind)}, no position sees {name}. Their gap"
+        " includes the worth of the symbols that they cannot see, so it does"
+        " not show how well their patterns work."
       )
   return text
 
@@ -342,7 +342,7 @@ def grid(record: Record) -> tuple[Table, str]:
 
   Returns:
     (table, note). The first row of the table contains the titles. Each further
-    row is that of a choice, with its best bits in brackets.
+    row belongs to a choice, with its best bits in brackets.
   """
   provenance = record["about"]
   tuned, candidates = provenance["tune"]

@@ -144,7 +144,7 @@ def _load(config, example, seed=0):
 def newest(data_dir: str) -> pathlib.Path:
   """Returns the folder of the newest version of CIFAR-10.
 
-  The copy prepared by tensorflow-datasets is preferred to that of our builder.
+  A copy prepared by tensorflow-datasets is preferred to one of our builder.
 
   Args:
     data_dir: the folder of all data sets, or the folder of either copy.

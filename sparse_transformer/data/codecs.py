@@ -90,7 +90,8 @@ def warn_of_file(path: pathlib.Path, oddity: str, result: str) -> None:
 
   Args:
     path: the file.
-    oddity: what is unusual, as the object of "PATH has".
+    oddity: a noun phrase that completes the warning "PATH has ...", for example
+      "samples outside -1..1".
     result: what happens to it, or what to do.
   """
   message = f"{path} has {oddity}, and other files may, too; {result}"

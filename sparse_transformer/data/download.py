@@ -88,7 +88,7 @@ def prepare(data_dir: str = "") -> tfds.core.DatasetBuilder:
       tensorflow-datasets.
 
   Returns:
-    The builder, whose `data_path` is the folder of the records.
+    The builder. Its `data_path` is the folder of the records.
 
   Raises:
     ConnectionError: the archive cannot be downloaded.

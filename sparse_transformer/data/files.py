@@ -153,8 +153,8 @@ def is_hidden(name: str) -> bool:
 def has_suffix(path: pathlib.Path, *suffixes: str) -> bool:
   """Returns whether a file has one of these suffixes; "" means any suffix.
 
-  For a compressed file, the suffix before that of the compression counts. If
-  the uncompressed file exists, too, the compressed one is ignored.
+  For a compressed file such as a.txt.gz, the suffix is .txt. If the
+  uncompressed file exists, too, the compressed one is ignored.
   """
   suffix = path.suffix.lower()
   if suffix in (*DECOMPRESS, ".zip"):
@@ -211,7 +211,7 @@ def below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 class Mapped(np.memmap):
-  """A memory-mapped file, whose file must not be truncated meanwhile."""
+  """A memory-mapped file. It must not be truncated while it is mapped."""
 
   def __getitem__(self, key: Any) -> Any:
     file: Any = self._mmap  # type: ignore[attr-defined]
@@ -307,7 +307,7 @@ def _members(decompressor, data):
 
 
 def kind(data: bytes) -> str:
-  """Returns what shows that data are not text, such as "gzip data", or ""."""
+  """Returns the kind of data that are not text, as "gzip data", else ""."""
   if match := KINDS.match(data):
     return f"{match.lastgroup} data"
   return "zero bytes" if b"\0" in data else ""

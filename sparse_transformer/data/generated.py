@@ -50,8 +50,9 @@ def repeat(config: ConfigDict) -> Images:
 def recall(config: ConfigDict) -> Images:
   """Key-value pairs, then blanks (0), then each key again with its value.
 
-  This is multi-query associative recall (Arora et al. 2023, arXiv 2312.04927)
-  with all keys, in random order both times.
+  This is multi-query associative recall (Arora et al. 2023, arXiv 2312.04927).
+  Every key is queried once. The order of the queries is random, and does not
+  depend on the order of the pairs.
   """
   n = config.length
   pairs = config.pairs

@@ -40,7 +40,7 @@ def digits(config: ConfigDict) -> Images:
 
 
 def _order(number):
-  """Returns a fixed random order, for images whose own order means nothing.
+  """Returns a fixed random order, for images that are in no meaningful order.
 
   It uses RandomState, because NumPy guarantees the same order in all versions
   only for RandomState, not for Generator (NEP 19). So a held-out image stays
@@ -83,8 +83,8 @@ def any_images(config: ConfigDict) -> Images:
   """PNG or JPEG files of equal size in a folder, or images in .npy files.
 
   Unless names define the splits, images are shuffled before they are split,
-  because they may be sorted by class. Clips are not shuffled, because their
-  order is that of time.
+  because they may be sorted by class. Clips are not shuffled, because they are
+  in order of time.
   """
   path = files.check_path(config.path)
   if path.is_file() and path.suffix.lower() != ".npy":

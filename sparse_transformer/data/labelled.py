@@ -15,7 +15,7 @@ from sparse_transformer.data.text import Text
 def labelled(config: ConfigDict) -> Sequences:
   """The bytes of files, each in a folder named after its class.
 
-  Each file is an example, of which the first `data.length` bytes are used.
+  Each file is an example. Only its first `data.length` bytes are used.
   Either each split is a folder that contains folders of classes, or the files
   of each class are divided into splits.
   """

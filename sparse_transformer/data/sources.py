@@ -71,9 +71,9 @@ class _Apart(_Data):
   def digest(self) -> Digest:
     """Returns a description that identifies these data, for checkpoints.
 
-    It includes the numbers of examples and a checksum, which combines the
-    CRC-32 of the names of classes with that of the files or, without files, of
-    the examples.
+    It includes the numbers of examples and a checksum. The checksum combines
+    the CRC-32 of the names of classes with the CRC-32 of the files or, without
+    files, of the examples.
     """
     # Include the names of classes, because labels are indices of the sorted
     # names.
@@ -120,8 +120,8 @@ class _Apart(_Data):
 def count_frames(shape: tuple[int, int, int]) -> int:
   """Returns the number of frames of a clip; 1 for an image.
 
-  A gray image that consists of at least 4 squares below each other is a clip,
-  and each square is a frame.
+  A gray image whose height is at least 4 times its width, and a multiple of it,
+  is a clip of square frames.
 
   Args:
     shape: (rows, columns, channels).

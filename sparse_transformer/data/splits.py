@@ -121,7 +121,7 @@ def _named(folder, every, by_file, by):
 def _chosen(named):
   """Returns {file: its split} for kinds of names that define several splits.
 
-  These are the kinds of which there is training data and another split.
+  These are the kinds for which there are training data and another split.
   """
   kinds: dict[str, set[str]] = {split: set() for split in SPLITS}
   for split, kind in named.values():

@@ -76,8 +76,8 @@ class Text(codecs.Codec):
 class JsonLines(Text):
   """The field `text` of each record, in UTF-8.
 
-  Each line is a record, a JSON object, whose other fields are ignored. After
-  each record follows the separator or, without a separator, a newline.
+  Each line is a JSON object. Other fields of it are ignored. After each record
+  follows the separator or, without a separator, a newline.
   """
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:

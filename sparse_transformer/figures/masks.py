@@ -100,7 +100,7 @@ def panels(
   Args:
     titles: titles of the columns.
     patterns: one pattern for each title.
-    shape: shape of the data, whose product is at least the length.
+    shape: shape of the data. The product of its sizes is at least the length.
     length: length of a sequence.
     note: text above all columns; "" for none.
 
@@ -209,7 +209,7 @@ def _separate(draw, number, length):
 
 
 def shown_query(n: int) -> int:
-  """Returns the query, out of n, whose keys are drawn in the data."""
+  """Returns the query, out of n, for which keys are drawn in the data."""
   # The query is in the lower half, where it has many keys, and is not at a
   # multiple of most strides.
   return min(n - 1, int(n * 0.71))
@@ -276,7 +276,7 @@ def _cells(pattern, q, k):
 
 
 def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
-  """Returns an RGB image, whose pixels combine `height` x `width` cells.
+  """Returns an RGB image. Each pixel combines `height` x `width` cells.
 
   A pixel is paler if fewer of its cells are keys. If any of its cells is a
   query, the pixel shows the query instead.
@@ -309,7 +309,7 @@ def paint(cells: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def pool(cells: np.ndarray, *sizes: int) -> np.ndarray:
-  """Computes means over blocks of cells, of which the last may be smaller.
+  """Computes means over blocks of cells. The last block may be smaller.
 
   Args:
     cells: [rows, columns], numbers or booleans.

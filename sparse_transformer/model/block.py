@@ -120,9 +120,10 @@ class ResidualBlock(nnx.Module):
   def _split_after_attention(self, out_BLHE):
     """Returns (the output of attention, the block with the layers after it).
 
-    The backward pass completes their gradients before that of attention begins.
-    With kernels, the compiler for GPUs would put off those of weights to its
-    end, and keep the arrays of the MLP for them, the widest of a block.
+    The backward pass computes all gradients of these parts before the gradient
+    of attention. With kernels, the GPU compiler would otherwise postpone the
+    gradients of weights to the end, and keep the arrays of the MLP for them,
+    which are the widest of a block.
     """
     is_before = lambda path, _: path[0] in BEFORE_ATTENTION
     split: Any = nnx.split(self, is_before, ...)

@@ -43,9 +43,9 @@ def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
   That depends on the key and the shape alone, not on how arrays are split over
   devices.
 
-  A value is dropped if a random number in [0, 1) is less than the share, whose
-  denominator is a power of two. The numbers of 32 values are compared at once,
-  digit by digit: a word has one digit of each.
+  A value is dropped if a random number in [0, 1) is less than the share. The
+  denominator of the share is a power of two. The numbers of 32 values are
+  compared at once, digit by digit: a word has one digit of each.
 
   Args:
     key: for the random bits.

@@ -1,10 +1,12 @@
-"""The fused kernels of norms on NVIDIA GPUs, in Pallas; see `normalization`.
+"""Fused kernels for layer norms on NVIDIA GPUs, in Pallas; see `normalization`.
 
-A program normalizes neighboring rows of a sequence, whose values stay in
-registers: each array is read once and written once. Rows are as wide as the
-stream, and a row that is not a power of two wide is padded by masks.
+A row is one position of the residual stream. A program normalizes neighboring
+rows of a sequence and keeps their values in registers, so that it reads and
+writes each array only once. If the width of a row is not a power of two, masks
+pad it to the next one.
 
-Letters: T rows of a program at a time, P the padded width of a row.
+Shape suffixes: T is the number of rows that a program processes at a time, and
+P is the padded width of a row.
 """
 
 import functools
@@ -21,23 +23,24 @@ from jax.sharding import PartitionSpec
 from sparse_transformer.model import sharding
 from sparse_transformer.model.dropout import WORD, drop, share
 
-# Values that a program has of each array at a time: 16 in each of the 32
-# threads of its warps. The backward pass holds about eight arrays in at most
-# 255 registers of a thread.
+# The number of values of each array that a program processes at a time. Each of
+# its threads holds 16 of them: the backward pass keeps about eight arrays in
+# registers, of which a thread has at most 255.
 NUM_VALUES = 2048
 THREAD_VALUES = 16
-# The rows of a program of the backward pass, in turn. Its sums over them are
-# read again: with more rows, fewer sums, but too few programs for a GPU.
+# The number of rows that a program of the backward pass processes in a loop. It
+# writes sums over these rows. With more rows, there are fewer sums to read
+# again, but too few programs to keep a GPU busy.
 NUM_ROWS = 64
 
 
 class _Rows:
-  """T rows of one sequence, of which all have their dropped bits in one word.
+  """T rows of one sequence. One word contains the dropout bits of all of them.
 
   Args:
-    batch: the number of the sequence.
-    first: the number of the first row.
-    num: T.
+    batch: the index of the sequence.
+    first: the index of the first row.
+    num: T, the number of rows.
     like: a reference to an array [B, L, D].
   """
 
@@ -49,7 +52,7 @@ class _Rows:
     self._rows_T = first + jnp.arange(num)
     self._columns_P = jnp.arange(padded)
 
-    # Masks, where a program may exceed the array.
+    # Masks are needed only if a program may exceed the array.
     self._is_column_P = None
     if padded > self.width:
       self._is_column_P = self._columns_P < self.width
@@ -100,8 +103,9 @@ class Branch(NamedTuple):
   """The end of a residual branch.
 
   Attributes:
-    y_BLD: is added to the stream after dropout; None without a branch.
-    words_BWD: which values are dropped, of `dropout.draw`; None drops nothing.
+    y_BLD: the output of the branch before dropout, or None without a branch.
+    words_BWD: which values of y are dropped, as `dropout.draw` returns it, or
+      None to drop no values.
   """
 
   y_BLD: jax.Array | None
@@ -109,11 +113,11 @@ class Branch(NamedTuple):
 
 
 class Settings(NamedTuple):
-  """What a program is compiled for.
+  """The constants of a compiled kernel.
 
   Attributes:
-    epsilon: is added to variances.
-    rate: of dropout, of which `dropout.share` is dropped.
+    epsilon: a small number that is added to variances.
+    rate: the dropout rate. Kernels drop its rounded value, `dropout.share`.
     interpret: whether Pallas interprets the kernels, on any platform.
   """
 
@@ -123,12 +127,12 @@ class Settings(NamedTuple):
 
 
 def _normalize(rows, x_ref, branch, settings):
-  """Sums and normalizes rows.
+  """Adds a branch to rows of the stream, and normalizes the sum.
 
   Args:
     rows: `_Rows`.
     x_ref: a reference to the stream.
-    branch: references, a `Branch`.
+    branch: a `Branch` of references.
     settings: a `Settings`.
 
   Returns (normalized [T, P], 1 / deviation [T, 1], dropped [T, P] or None).
@@ -150,6 +154,7 @@ def _normalize(rows, x_ref, branch, settings):
 
 
 def _drop(x_TP, dropped_TP, settings):
+  """Applies dropout, and scales the values that remain."""
   if dropped_TP is None:
     return x_TP
   return jnp.where(dropped_TP, 0.0, x_TP / float(1 - share(settings.rate)))
@@ -160,7 +165,7 @@ def forward(
   vectors: tuple[jax.Array, jax.Array],
   settings: Settings,
 ) -> jax.Array:
-  """Normalizes the sum of the stream and a branch.
+  """Adds a branch to the stream, and normalizes the sum.
 
   Args:
     arrays: (x_BLD, branch).
@@ -189,17 +194,18 @@ def backward(
   vectors: tuple[jax.Array],
   settings: Settings,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array | None]:
-  """The gradients of `forward`, and of dropout by itself.
+  """Computes the gradients of `forward` and of dropout.
 
   Args:
-    arrays: (x_BLD, branch, dh_BLD, da_BLD), the last the gradient of the
-      branch after dropout, in float32; None without a branch.
+    arrays: (x_BLD, branch, dh_BLD, da_BLD). da_BLD is the gradient with respect
+      to the branch after dropout, in float32, or None without a branch.
     vectors: (scale_D,) in float32.
     settings: a `Settings`.
 
-  Returns (dscale_BSD, dbias_BSD, dx_BLD, dy_BLD), of which the first two are
-  float32, sums over some rows of a sequence each. Without a branch, dy_BLD is
-  None.
+  Returns:
+    (dscale_BSD, dbias_BSD, dx_BLD, dy_BLD). The first two are partial sums in
+    float32: S is the number of programs per sequence, and each program sums
+    over its own rows. dy_BLD is None without a branch.
   """
   x_BLD, branch, *_ = arrays
   batch, length, width = x_BLD.shape
@@ -221,8 +227,8 @@ def backward(
       )
       dh_TP = rows.load(dh_ref)
 
-      # The gradient of the sum: what changes neither the mean of a row nor its
-      # variance.
+      # Subtract the components along a change of the mean and of the variance,
+      # because the norm does not depend on them.
       dnormalized_TP = dh_TP * scale_P[None]
       along_T1 = rows.mean(dnormalized_TP * normalized_TP)
       dsum_TP = dnormalized_TP - rows.mean(dnormalized_TP)
@@ -250,14 +256,23 @@ def backward(
 
 
 def _program_size(width):
-  """(the rows T of a program at a time, the padded width P)."""
+  """Returns (T, P): the rows of a program at a time, and their padded width."""
   padded = pl.next_power_of_2(width)
   num = max(1, min(NUM_VALUES // padded, WORD))
   return num, padded
 
 
 def _call(kernel, name, x_BLD, num_rows, outs, settings):
-  """Makes a function that runs a kernel on all rows, `num_rows` a program."""
+  """Returns a function that runs a kernel on all rows.
+
+  Args:
+    kernel: the kernel.
+    name: its name in profiles and compiled programs.
+    x_BLD: the stream, or its shape.
+    num_rows: the number of rows of each program.
+    outs: arrays whose shapes and dtypes are those of the results.
+    settings: a `Settings`.
+  """
   batch, length, width = x_BLD.shape
   num, padded = _program_size(width)
   num_threads = num * padded // THREAD_VALUES
@@ -279,10 +294,11 @@ def run(
   scale_D: jax.Array,
   bias_D: jax.Array,
 ) -> tuple[jax.Array | None, jax.Array]:
-  """`normalization.add_and_normalize` by kernels, on any mesh.
+  """Implements `normalization.add_and_normalize` with kernels, on any mesh.
 
-  XLA computes the branch after dropout, where that is added to the stream. Its
-  gradient is computed with that of the norm.
+  XLA computes the branch after dropout, because it fuses this with the next
+  addition to the stream. The backward kernel computes the gradients of both
+  dropout and the norm.
   """
   a_BLD = None
   if branch.y_BLD is not None:
@@ -325,15 +341,14 @@ run.defvjp(_save, _pull_back)
 def _on_devices(
   kernel: Callable, arrays: tuple[Any, ...], vectors: tuple[jax.Array, ...]
 ) -> Any:
-  """Runs a kernel on the rows of each device.
-
-  Compilers cannot divide a kernel over a mesh.
+  """Runs a kernel on each device, because XLA cannot split it over a mesh.
 
   Args:
-    kernel: (arrays, vectors) -> arrays, all of which but the vectors have
-      sequences and positions, or what follows from some of them, first.
-    arrays: split as the stream is; the first is x_BLD.
-    vectors: whole on every device.
+    kernel: a function (arrays, vectors) -> results. The first two axes of each
+      array and result are sequences and positions, or blocks of positions.
+    arrays: arrays that are split over the mesh like the stream. The first is
+      x_BLD.
+    vectors: arrays that each device has in full.
   """
   if sharding.size(sharding.AXES) == 1:
     return kernel(arrays, vectors)
@@ -343,5 +358,5 @@ def _on_devices(
     kernel,
     in_specs=(spec, PartitionSpec()),
     out_specs=spec,
-    check_vma=False,  # interpreted kernels do not say how their results vary
+    check_vma=False,  # interpreted kernels do not declare how results vary
   )(arrays, vectors)

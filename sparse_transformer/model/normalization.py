@@ -17,7 +17,7 @@ from sparse_transformer.attention import platforms, registry
 from sparse_transformer.model import sharding
 from sparse_transformer.model.dropout import WORD, draw, drop
 
-NAME = "fused_norm"  # of the kernels, as one of what `registry.avoid` names
+NAME = "fused_norm"  # the name of the kernels in `registry.avoid`
 DTYPES = "bfloat16", "float16", "float32"
 # The largest error in float32, relative to the largest value; in 16 bits, two
 # units of rounding.
@@ -71,7 +71,7 @@ def add_and_normalize(
 
 
 def _kernels():
-  """The module with the kernels, imported only where they run."""
+  """Imports the module with the kernels, which needs Pallas."""
   from sparse_transformer.model import norm_kernels
 
   return norm_kernels
@@ -95,27 +95,27 @@ def unsupported(
   if old := platforms.before_ampere():
     return old
   if remat == "block":
-    # The kernels need the stream of a layer as a separate array, whereas XLA
-    # reads it in place, from the array with the streams of all layers.
-    return "with model.remat=block, for the least memory, steps would need more"
+    # The kernels need a copy of each layer's stream. XLA instead reads it in
+    # place, from the array that contains the streams of all layers.
+    return "they need more memory, and model.remat=block asks for the least"
 
   if x_BLD.dtype.name not in DTYPES:
-    return f"their dtypes are {', '.join(DTYPES)}, got {x_BLD.dtype.name}"
+    return f"they support {', '.join(DTYPES)}, got {x_BLD.dtype.name}"
   _, length, width = x_BLD.shape
   if not all(isinstance(size, int) for size in x_BLD.shape):
-    return "they do not have a symbolic batch"
+    return "they do not support symbolic sizes"
   if width > MAX_WIDTH:
-    return f"their largest width is {MAX_WIDTH:,}, got {width:,}"
+    return f"they support widths up to {MAX_WIDTH:,}, got {width:,}"
 
-  # Each device needs the words of its own positions, and no others.
+  # A word of dropout bits must not span two devices.
   devices = sharding.size(["sequence"])
   if length % devices == 0 and (length // devices) % WORD and devices > 1:
-    return f"a device must have a multiple of {WORD} positions"
+    return f"they need a multiple of {WORD} positions on each device"
   return None
 
 
 def explain_choice(x_BLD: jax.Array | jax.ShapeDtypeStruct, remat: str) -> str:
-  """Says what computes norms, and why not the kernels; see `unsupported`."""
+  """Returns what computes norms and, if not the kernels, why not."""
   reason = unsupported(x_BLD, remat)
   return f"plain XLA; not {NAME}: {reason}" if reason else NAME
 
@@ -131,7 +131,8 @@ def verify(
     rate: the dropout rate; 0 for no dropout.
     interpret: whether Pallas interprets the kernels, on any platform.
 
-  Returns a phrase for each result that is wrong, or for what was raised.
+  Returns:
+    A phrase for each wrong result, or for the error that a kernel raised.
   """
   arrays, vectors = _draw_inputs(shape, dtype)
   words = None
@@ -144,7 +145,7 @@ def verify(
   def by_kernels(x, y, norm):
     return add_and_normalize(x, y, words, rate, norm, True, interpret)
 
-  # Both get the same rounded numbers: what differs is how they are used.
+  # Both get the same inputs, already rounded to the dtype.
   run = jax.jit(_with_gradients, static_argnums=0)
   exact = arrays.astype(jnp.float32)
   expected = jax.device_get(run(plainly, exact, vectors))
@@ -157,7 +158,7 @@ def verify(
 
 
 def _draw_inputs(shape, dtype):
-  """([x, y, dh] in the dtype, [scale, bias] in float32)."""
+  """Returns ([x, y, dh] in the dtype, [scale, bias] in float32)."""
   of_arrays, of_vectors = jax.random.split(jax.random.key(0))
   arrays = jax.random.normal(of_arrays, (3, *shape))
   vectors = jax.random.normal(of_vectors, (2, shape[2]))
@@ -165,7 +166,7 @@ def _draw_inputs(shape, dtype):
 
 
 def _with_gradients(end, arrays, vectors):
-  """(h, dx, dy, dscale, dbias) of a function (x, y, norm) -> (a, h)."""
+  """Returns (h, dx, dy, dscale, dbias) of a function (x, y, norm) -> (a, h)."""
   x, y, dh = arrays
 
   def run(x, y, scale, bias):

@@ -32,7 +32,7 @@ Caches = dict[int, attention.Cache]
 
 @dataclasses.dataclass(frozen=True)
 class Recompute:
-  """A decoder without a cache, whose state is the sequence so far.
+  """A decoder without a cache. Its state is the sequence so far.
 
   Each step runs the network on the whole sequence. This also supports
   documents, for which there is no cache.

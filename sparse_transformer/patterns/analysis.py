@@ -40,7 +40,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class _Pairs(NamedTuple):
-  """The pairs of a part, whose positions are sorted in its orders."""
+  """The pairs of a part, with positions sorted in its orders."""
 
   full: list[layout_lib.Nodes]
   tiles: layout_lib.Nodes  # the nodes that are not full, of `TILE` positions
@@ -130,8 +130,8 @@ def _reduce_tiles(ufunc, read, pairs, empty, by_key):
 
   Args:
     ufunc: the reduction, such as np.maximum.
-    read: the values to reduce, [n, words], in the part's order of keys or, if
-      `by_key`, of queries.
+    read: the values to reduce, [n, words]. They are in the part's order of
+      keys, or in its order of queries if `by_key`.
     pairs: the `_Pairs` of the part, whose `tiles` are reduced.
     empty: the result for a reader that reads nothing.
     by_key: whether keys read queries, instead of queries reading keys.

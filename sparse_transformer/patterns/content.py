@@ -1,4 +1,4 @@
-"""The protocol of content-based patterns, whose keys are found at run time.
+"""The protocol of content-based patterns, which choose keys at run time.
 
 A content-based pattern gives each position of each head a few integers, called
 its buckets. It turns the buckets into sets of pairs, `Near` or `Chosen`, which
@@ -189,8 +189,8 @@ class Content(Checked):
 class _Bound(Pattern):
   """A set of pairs found at run time.
 
-  The mask takes positions with two axes or, if positions differ between heads,
-  with four, of which batch and heads come first.
+  The mask takes positions with two axes. If positions differ between heads, it
+  takes four axes, and the first two are batch and heads.
   """
 
   # Arrays have no hash, so each set is equal only to itself.
@@ -248,8 +248,7 @@ def _look_up(x_BHL, positions):
 
   Args:
     x_BHL: [B, H, L, ...].
-    positions: integers with 2 axes, or with 4 of which batch and heads come
-      first.
+    positions: integers with 2 axes, or with 4: batch, heads and two more.
 
   Returns:
     Values of the shape of `positions`, followed by the last axes of x.

@@ -230,9 +230,9 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
 
   Args:
     text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
-      is a pattern, which may combine others by | & -, or a tuple of patterns,
-      between which heads alternate. A head may combine at most `MAX_COMBINED`
-      patterns.
+      is either a pattern or a tuple of patterns. A pattern may combine at most
+      `MAX_COMBINED` patterns with | & -. Heads alternate between the patterns
+      of a tuple.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.

@@ -160,8 +160,8 @@ class Executed(NamedTuple):
   """An instruction that a program executes.
 
   Attributes:
-    instruction: the instruction. A loop is listed only if its number of trips
-      is unknown, once, before its body.
+    instruction: the instruction. A loop itself is listed only if its number of
+      iterations is unknown: once, before its body.
     times: how often it is executed.
     shapes: {name: shape} of the computation that contains it.
     is_in_loop: whether that computation is part of a loop.

@@ -175,7 +175,7 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
     experiment: the experiment, on the devices of the target.
     requests: the requests of the network's attention, one for each distinct
       tuple of patterns.
-    key_heads: the number of KV heads; 0 for that of the network.
+    key_heads: the number of KV heads, or 0 to use that of the network.
     segments: whether to add segments if the network has none.
     **options: further arguments of `attend`.
   """

@@ -284,9 +284,9 @@ class Run:
     """Restores the state at the step.
 
     Args:
-      with_data: whether the caller reads data. If so, the data must be those of
-        the run, unless overrides name other data. Symbols and classes must be
-        those of the run in any case.
+      with_data: whether the caller reads data. If so, the data must be the same
+        as in the run, unless overrides name other data. Symbols and classes
+        must always be the same as in the run.
 
     Raises:
       FileNotFoundError: the checkpoint has just been deleted.

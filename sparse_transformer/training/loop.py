@@ -196,7 +196,7 @@ def check(experiment: Experiment) -> None:
   """Checks that a run can begin, without computing anything on a device.
 
   Raises ValueError or OSError if batches do not fit the mesh, data cannot be
-  read, memory does not suffice, or attention cannot run.
+  read, memory is too small, or attention cannot run.
   """
   config = experiment.config
   sizes = experiment.mesh.shape
@@ -352,7 +352,7 @@ def _compile(experiment, saver, step):
 
   Args:
     experiment: the experiment of the run.
-    saver: the saver of the run, whose checkpoints record what the step
+    saver: the saver of the run. Its checkpoints record what the step
       recomputes.
     step: the step of the checkpoint to resume from, or None.
 

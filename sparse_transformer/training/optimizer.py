@@ -210,7 +210,7 @@ def decays(params: dict) -> dict:
 
   Parameters with two axes decay, as in the released code, where axes of layers
   and experts are not counted. Centroids have three axes and do not decay,
-  because they are directions, whose length has no effect.
+  because only their direction has an effect, not their length.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

@@ -1,4 +1,4 @@
-"""Starts a run from existing weights, those of another run or of a file."""
+"""Starts a run from the weights of another run or of a file."""
 
 import dataclasses
 from collections.abc import Mapping

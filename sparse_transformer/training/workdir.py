@@ -82,7 +82,7 @@ def _lock(path, stack):
   file.seek(0)
   holder = file.read(100).strip()
   if holder and not holder.startswith("process"):
-    raise ValueError(f"{path} is not the lock of a run; move it away")
+    raise ValueError(f"{path} is not the lock of a run; move or rename it")
 
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -262,7 +262,7 @@ def test_segments_of_64_bits_are_never_cut(dtype, is_traced):
         run(call)(given)
       assert f"got {dtype} [60]" in str(error.value)
     if is_traced:
-      with refused("at most 32 bits if traced"):
+      with refused("must have at most 32 bits"):
         run(call)(jnp.asarray(small))
       found = run(lambda x: call(x.astype(jnp.int32)))(jnp.asarray(small))
     else:
@@ -372,7 +372,7 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     ),
     (
       dict(segments_BL=jnp.zeros((2, N, 1), int)),
-      ["integers [2, 60]", "int32"],
+      ["integer array of shape [2, 60]", "int32"],
     ),
     (
       dict(q=jnp.zeros((2, 5, 4, 8))),
@@ -435,7 +435,7 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     (dict(q=jnp.zeros((N, 4, 8))), ["all without batch", "k float32 [2, 60"]),
     (
       {name: jnp.zeros((N, 4, 8)) for name in "qkv"} | dict(segments_BL=[1]),
-      ["integers [60]", "[1]"],
+      ["integer array of shape [60]", "[1]"],
     ),
   ],
 )

@@ -234,9 +234,9 @@ def check_devices():
   "blocks, words",
   [
     (None, r"needs its directions, an array \[2, 4, 53, 5\]"),
-    (blocks_of(3), r"must be \[2, 4, 53, 5\].*\[2, 3, 53, 5\]"),
-    (blocks_of(1)[:1], r"must be \[2, 4, 53, 5\].*\[1, 4, 53, 5\]"),
-    (blocks_of(1)[..., :2], r"must be \[2, 4, 53, 5\]"),
+    (blocks_of(3), r"have shape \[2, 4, 53, 5\].*\[2, 3, 53, 5\]"),
+    (blocks_of(1)[:1], r"have shape \[2, 4, 53, 5\].*\[1, 4, 53, 5\]"),
+    (blocks_of(1)[..., :2], r"have shape \[2, 4, 53, 5\]"),
     (blocks_of(1).astype("i8"), "must be int32, got int64"),
     (blocks_of(1).tolist(), "must be int32, got list"),
   ],

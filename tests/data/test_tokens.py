@@ -183,8 +183,8 @@ def llm_c(*numbers):
     (b"\1" * 4001, "not a multiple of the data-type size"),
     (b"", "empty file"),
     # uint16 of the other byte order; bytes; the first one that is too large.
-    (WORDS.astype(">u2"), "token 65294 of uint16 at index 3839 is not"),
-    (bytes([200]) * 90, "token 51400 of uint16 at index 0 is not"),
+    (WORDS.astype(">u2"), r"token 65294 \(uint16\) at index 3839 is not"),
+    (bytes([200]) * 90, r"token 51400 \(uint16\) at index 0 is not"),
     (np.append(TOKENS, VOCABULARY).astype("<u2"), "token 50304 .* 900 is not"),
   ],
 )

@@ -82,12 +82,12 @@ def test_growth_names_the_part():
   assert not list(traffic.growth(entry(900), entry(1000)))
   assert not list(traffic.growth(entry(1050), entry(1000)))
   (more,) = traffic.growth(entry(1100), entry(1000))
-  assert more.startswith("enwik8: bytes 1,200, in its record 1,100 (python")
+  assert more.startswith("enwik8: bytes grew from 1,100 to 1,200 (to accept")
   assert more.endswith("most of it in norm: +100")
   (more,) = traffic.growth(entry(1000, 3), entry(1000))
-  assert more.startswith("enwik8: launches 6")
+  assert more.startswith("enwik8: launches grew from 4 to 6")
   (more,) = traffic.growth(entry(1000, peak=11), entry(1000))
-  assert more.startswith("enwik8: peak memory in bytes 11, in its record 10")
+  assert more.startswith("enwik8: peak memory in bytes grew from 10 to 11")
 
 
 def test_text_without_a_program_is_rejected():

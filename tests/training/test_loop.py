@@ -198,7 +198,7 @@ def test_checkpoint_gets_the_validation_that_a_signal_interrupted(
 
 
 def test_run_that_does_not_fit_is_refused(tmp_path, monkeypatch):
-  needed = r"a training step needs 0.0 GiB .* but 0.0 GiB is free"
+  needed = r"a training step needs 0.0 GiB .* but only 0.0 GiB is free"
   monkeypatch.setattr(machine, "free_memory", lambda: 2**17)
   monkeypatch.setattr(loop, "Experiment", lambda config: Experiment(config))
   with refused(needed):

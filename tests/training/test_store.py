@@ -204,7 +204,8 @@ def test_other_files_and_folders_are_left_alone(tmp_path, state, capsys):
   assert_same(restore_last(tmp_path, state), state)
   save(tmp_path, state, 5, keep=1)
   for step in (7, 8, 9):  # even where a checkpoint would be
-    with pytest.raises(OSError, match=r"move it; saved steps: \[5\]$"):
+    words = r"move or rename it; saved steps: \[5\]$"
+    with pytest.raises(OSError, match=words):
       save(tmp_path, state, step)
 
   assert steps(tmp_path) == [5]

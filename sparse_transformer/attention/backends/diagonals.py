@@ -122,8 +122,8 @@ def _steps(pattern, request, num_queries, is_slice):
   """Finds the steps of a pattern, one for each group and distance of tiles.
 
   Args:
-    pattern: the pattern, whose pairs determine which distances have tiles.
-    request: the request, whose tile and platform determine the size of steps.
+    pattern: the pattern. Its pairs determine which distances have tiles.
+    request: the request. Its tile and platform determine the size of steps.
     num_queries: number of queries, L.
     is_slice: whether the position of the first query is unknown.
 

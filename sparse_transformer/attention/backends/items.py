@@ -26,7 +26,7 @@ from sparse_transformer.patterns.layout import pairs_of_tiles
 
 
 class Lists(NamedTuple):
-  """The work of one kernel, whose items are tiles of one side.
+  """The work items of one kernel: tiles of queries, or tiles of keys.
 
   "This side" is the side of the items: queries in the forward pass and for dq,
   keys for dk and dv.
@@ -189,7 +189,7 @@ def work_by_position(
   tile: int,
   group: int = 1,
 ) -> Work:
-  """Makes the work of heads on arrays in their natural order.
+  """Lists the work items of heads whose arrays are in their natural order.
 
   Args:
     patterns: one for each query head.
@@ -227,7 +227,7 @@ def make_shares(
   num_heads: int,
   group: int,
 ) -> list[Work]:
-  """Makes the work of each device, for `Backend.device_tables`."""
+  """Distributes the work over devices, for `Backend.device_tables`."""
   first = layouts[0]
   queries = arranged_side(len(first.query_order), first.tile)
   keys = arranged_side(len(first.key_order), first.tile)
@@ -273,7 +273,7 @@ def make_work(
   num_heads: int,
   group: int,
 ) -> Work:
-  """Makes the work of parts with these masks, on queries and keys.
+  """Lists the work items of parts with these masks, by queries and by keys.
 
   There are `num_heads` query heads; each KV head serves `group` of them.
   """

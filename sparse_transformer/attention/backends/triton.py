@@ -86,7 +86,7 @@ class Triton(contract.Backend):
     """Returns the largest tile that does not exceed registers and memory.
 
     Args:
-      request: the request, whose widths, dtype and features determine how many
+      request: the request. Its widths, dtype and features determine how many
         registers and how much shared memory a program needs.
 
     Returns:

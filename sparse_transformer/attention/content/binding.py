@@ -56,8 +56,8 @@ def bind(
     directions: as in `attend`.
 
   Returns:
-    For each pattern of `with_content`, in its order, a tuple with the sets of
-    each of its `contents`.
+    A tuple for each pattern of `with_content`, with the sets of each
+    content-based pattern in it.
   """
   num_heads, num_key_heads = queries.q.shape[2], keys.k.shape[2]
   segments = key_segments = None
@@ -181,8 +181,8 @@ def take_directions(
     one_head = *shape[:-3], 1, *shape[-2:]
     if given is not None and np.shape(given) not in (shape, one_head):
       raise ValueError(
-        f"directions of {shorten(content)} must be {list(shape)}, or have 1"
-        f" instead of the number of heads, got {list(np.shape(given))}"
+        f"directions of {shorten(content)} must have shape {list(shape)} or"
+        f" {list(one_head)}, got {list(np.shape(given))}"
       )
   return taken
 

@@ -187,7 +187,7 @@ class FoundTiles:
 
 
 def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
-  """Divides tiles into steps of equal size, of which the last may be padded.
+  """Divides tiles into steps of equal size. The last step may be padded.
 
   Args:
     num_tiles: number of tiles of a sequence.

@@ -395,7 +395,7 @@ class Saver:
     # Orbax would delete an existing folder.
     path = self.saved.path(step)
     if path.exists():
-      raise FileExistsError(f"{path} is not a checkpoint; move it away")
+      raise FileExistsError(f"{path} is not a checkpoint; move or rename it")
 
     self._saving = step
     if self._manager is None:

@@ -81,7 +81,7 @@ def save(
   tokens: np.ndarray,
   **provenance: Any,
 ) -> list[pathlib.Path]:
-  """Writes sequences to files, whose format depends on the data.
+  """Writes sequences to files. The format depends on the data.
 
   Args:
     folder: the folder in which samples.* are written.
@@ -124,7 +124,7 @@ def save_images(
   Args:
     path: the PNG file to write.
     tokens: the sampled images, integers [images, positions].
-    real: the real images, of the same form; there may be none.
+    real: real images of the same shape and dtype; may be empty.
     source: the data, which define the shape of an image.
   """
   # Choose the number of images per row so that the picture is about square, and

@@ -1,8 +1,9 @@
 """The generated parts of docs/evidence.md, and what the README repeats of them.
 
-Differences are of means over seeds; every error is half of a 95 % confidence
-interval, of Welch's for a difference. Receptive fields are computed from the
-patterns, layers and lengths of the records.
+Every error is half of a 95 % confidence interval over seeds. The interval of a
+difference is Welch's; the error in brackets is that of paired differences, of
+runs with the same seed. Receptive fields are computed from the patterns, layers
+and lengths of the records.
 """
 
 import re
@@ -39,15 +40,24 @@ ABOVE_BACK, SEES_ABOVE = 96, "sees the byte above"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
 WINDOWS = "Local(144)"  # beside far keys
-# By record: its setting, the column of the target, and the paper's.
-WINDOW = "Local(36)"  # beside them in all three
+DENSE_LAYERS_WINDOW = "Local(128)"
+DIGITS_ABOVE_BACK = 8
+DIGITS_ONE_KEY = "Local(2) | (Strided(8, 1) & Local(8)) with model.num_layers=2"
+# By record: its setting, the column of the target, the paper's, and a window.
 COLUMNS = {
-  "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS),
-  "cifar10_deep": ("4 layers, 300 steps", COLUMN, PAPERS),
+  "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS, "Local(36)"),
+  "cifar10_deep": ("4 layers, 300 steps", COLUMN, PAPERS, "Local(36)"),
   "cifar10_interleaved": (
     "4 layers, one factor in each, 110 CPU seconds",
     "Local(48), Strided(96, 1)",
     "Local(48), Strided(96)",
+    "Local(36)",
+  ),
+  "cifar10_reach": (
+    "4 layers, 300 steps, a longer window",
+    "Local(32) | Strided(96, 1)",
+    "Local(32) | Strided(96)",
+    "Local(48)",
   ),
 }
 # By pattern, what it holds of an image.
@@ -58,11 +68,10 @@ HOLDS = {
   "Local(97)": "97 bytes before the target, and so the byte above it",
   COLUMN: "16 bytes before the target, and all above it",
 }
-# Comparisons on text with copies, and what they train on.
-COPIES = {
-  "far_keys": "copyright files",
-  "match_palestrina": "Palestrina's masses",
-}
+# Comparisons on copyright files: seeds 0 to 2, more patterns, and more seeds.
+FAR_KEYS = "far_keys", "far_keys_content"
+REPEATED = "far_keys_repeated"
+PALESTRINA = "match_palestrina"
 ONE_HEAD = "(Local(128), Local(128), Local(128), {}),"
 LEARNED = " with model.positions=learned"  # else they are rotary
 # Compressors beside them.
@@ -72,7 +81,7 @@ WITHOUT = (
   "`PPMd -o6`, window alone",
   "`LZMA`, window alone",
 )
-EARLY = 250, 500  # steps at which curves are shown
+EARLY = (250,)  # steps at which curves are shown
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
   "4: turned": ("('rotation',)", "() with data.name=digits_rotated"),
@@ -106,6 +115,16 @@ def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
     test, sign = scipy.stats.ttest_1samp(values, 0), ""
   low, high = test.confidence_interval()
   return f"{(low + high) / 2:{sign}.3f} ± {(high - low) / 2:.3f}"
+
+
+def gap(own: Sequence[float], base: Sequence[float]) -> str:
+  """Returns a difference of means with its error, and the error if paired.
+
+  >>> gap([2.0, 2.1, 2.3], [1.0, 1.1, 1.2])
+  '+1.033 ± 0.318 (± 0.143)'
+  """
+  paired = scipy.stats.ttest_rel(own, base).confidence_interval()
+  return f"{interval(own, base)} (± {(paired.high - paired.low) / 2:.3f})"
 
 
 def values(name: str, choice: str) -> list[float]:
@@ -146,36 +165,73 @@ def _early(found, steps):
 
 def far_keys() -> Iterator[str]:
   """Keys that follow the last match, and other far keys, on text."""
-  titles = "data, positions", "in one head of four", "keys", "receptive field"
-  titles += "rate", *(f"{step:,} steps" for step in EARLY), "at the end"
+  titles = "positions", "in one head of four", "keys", "receptive field"
+  titles += *(f"{step:,} steps" for step in EARLY), "600 steps"
   rows = [(*titles, f"minus `{WINDOWS}`")]
-  for name, text in COPIES.items():
-    found = record.read(name)
-    early = _early(found, EARLY)
-    for suffix in "", LEARNED:
-      about = f"{text}, {'learned' if suffix else 'rotary'}"
-      for row in found["rows"]:
-        choice = row["choice"]
-        if choice.endswith(LEARNED) != bool(suffix):
-          continue
-        own, base = row["values"], values(name, WINDOWS + suffix)
-        seen = max(x["receptive_field"] for x in _runs(found, choice))
-        cells = about, _one_head(choice), f"{row['keys']:,.0f}", f"{seen:,}"
-        rate = found["tuning"]["best"][choice]
-        curve = (f"{bits:.2f}" for bits in early[choice])
-        gap = interval(own, base) if own != base else ""
-        rows.append((*cells, rate, *curve, interval(own), gap))
-        about = ""
-  yield tables.markdown(rows)
   for suffix, positions in (("", "rotary"), (LEARNED, "learned")):
-    exact = values("far_keys", ONE_HEAD.format("LastMatch(1)") + suffix)
-    gain = interval(exact, values("far_keys", WINDOWS + suffix))
-    text = f"The exact key minus windows, {positions} positions: {gain}"
-    if not suffix:
-      near = values("far_keys", ONE_HEAD.format("LastMatch(1, most=128)"))
-      text += f"; minus near matches alone: {interval(exact, near)}"
-    yield textwrap.fill(f"{text}.", 100) + "\n"
-  yield records(*COPIES)
+    base = values("far_keys", WINDOWS + suffix)
+    found = [
+      (row["values"], _far_row(of, row))
+      for of in map(record.read, FAR_KEYS)
+      for row in of["rows"]
+      if row["choice"].endswith(LEARNED) == bool(suffix)
+    ]
+    for own, cells in sorted(found, key=lambda x: np.mean(x[0])):
+      difference = gap(own, base) if own != base else ""
+      rows.append((positions, *cells, interval(own), difference))
+      positions = ""
+  yield tables.markdown(rows)
+
+  exact, near = ("LastMatch(1)", "LastMatch(1, most=128)")
+  yield _differences(
+    "The exact key minus near matches alone, rotary positions",
+    ONE_HEAD.format(exact),
+    ONE_HEAD.format(near),
+  )
+  yield _differences(
+    "The exact key minus windows, rotary positions",
+    ONE_HEAD.format(exact),
+    WINDOWS,
+  )
+  yield records(*FAR_KEYS, REPEATED)
+
+
+def _far_row(found, row):
+  """The pattern of a row, its keys, its receptive field, and its curve."""
+  choice = row["choice"]
+  seen = max(x["receptive_field"] for x in _runs(found, choice))
+  if "most=" in choice:
+    # The record does not know how far back these matches may be.
+    config = found["about"]["config"]
+    near = re.sub(r"LastMatch\(1, most=(\d+)\)", r"Local(\1)", choice)
+    layers = receptive.layers_of(config, near)
+    seen = receptive.count(layers, config["data"]["length"])
+  curve = (f"{bits:.2f}" for bits in _early(found, EARLY)[choice])
+  return _one_head(choice), f"{row['keys']:,.0f}", f"{seen:,}", *curve
+
+
+def _differences(about, choice, base):
+  """A sentence with a difference by three seeds, by others, and by all."""
+  first = [values("far_keys", x) for x in (choice, base)]
+  more = [values(REPEATED, x) for x in (choice, base)]
+  both = [x + y for x, y in zip(first, more, strict=True)]
+  by_seeds = [gap(*x) for x in (first, more, both)]
+  text = "{}: {}; with three other seeds, {}; with all six, {}."
+  return textwrap.fill(text.format(about, *by_seeds), 100) + "\n"
+
+
+def palestrina() -> Iterator[str]:
+  """The same on masses, as a sentence."""
+  found = record.read(PALESTRINA)
+  base = values(PALESTRINA, WINDOWS)
+  others = [
+    f"{_one_head(row['choice'])} {gap(row['values'], base)}"
+    for row in found["rows"]
+    if row["values"] != base
+  ]
+  text = f"`{WINDOWS}` scores {interval(base)}. Minus it: {'; '.join(others)}."
+  yield textwrap.fill(text, 100) + "\n"
+  yield records(PALESTRINA)
 
 
 def _one_head(choice):
@@ -194,7 +250,7 @@ def _runs(found, choice):
 def without_networks() -> Iterator[str]:
   """What compressors score on the texts with copies."""
   names = "baselines_copyright", "baselines_palestrina"
-  rows = [("model", "sees", *COPIES.values())]
+  rows = [("model", "sees", "copyright files", "Palestrina's masses")]
   known = [rows_of(name) for name in names]
   for model in WITHOUT:
     bits = (f"{of[model]['validation']:.3f}" for of in known)
@@ -204,23 +260,24 @@ def without_networks() -> Iterator[str]:
 
 
 def columns() -> Iterator[str]:
-  """All patterns of three comparisons with the column of the target."""
+  """All patterns of the comparisons with the column of the target."""
   titles = "network, budget", "pattern", "keys", "receptive field"
-  rows = [(*titles, SEES_ABOVE, "bits/dim", f"minus `{WINDOW}`")]
-  gaps = []
-  for name, (about, target, papers) in COLUMNS.items():
+  rows = [(*titles, SEES_ABOVE, "bits/dim", "minus the window")]
+  differences = []
+  for name, (about, target, papers, window) in COLUMNS.items():
     found = record.read(name)
-    seen, base = receptive.fields(found, ABOVE_BACK), values(name, WINDOW)
+    seen, base = receptive.fields(found, ABOVE_BACK), values(name, window)
+    first = about
     for row in found["rows"]:
       choice, own = row["choice"], row["values"]
       cells = f"`{_shown(choice)}`", f"{receptive.keys(found, choice):,.1f}"
-      gap = interval(own, base) if own != base else ""
-      rows.append((about, *cells, *seen[choice], interval(own), gap))
-      about = ""
-    gap = interval(values(name, papers), values(name, target))
-    gaps.append(f"{gap} ({COLUMNS[name][0]})")
+      difference = gap(own, base) if own != base else ""
+      rows.append((first, *cells, *seen[choice], interval(own), difference))
+      first = ""
+    found_gap = gap(values(name, papers), values(name, target))
+    differences.append(f"{found_gap} ({about})")
   yield tables.markdown(rows)
-  text = f"The paper's column minus the target's: {'; '.join(gaps)}.\n"
+  text = f"The paper's column minus the target's: {'; '.join(differences)}."
   yield textwrap.fill(text, 100) + "\n"
   yield records(*COLUMNS)
 
@@ -256,9 +313,9 @@ def longer() -> Iterator[str]:
   for row in found["rows"]:
     choice, own = _pattern(row["choice"]), row["values"]
     means = (f"{x:.2f}" for x in early[row["choice"]])
-    gap = interval(own, base) if own != base else ""
+    difference = gap(own, base) if own != base else ""
     cells = holds[choice], f"{row['keys']:.1f}", *seen[row["choice"]], *means
-    rows.append((*cells, interval(own), gap))
+    rows.append((*cells, interval(own), difference))
   yield tables.markdown(rows)
   yield records(name)
 
@@ -270,14 +327,18 @@ def _shown(choice):
 
 def end_to_end() -> Iterator[str]:
   """A step and the bits at equal time, dense and sparse, at two lengths."""
-  name = "end_to_end"
-  found = record.read(name)
+  names = "end_to_end", "end_to_end_window"
   titles = "n", "pattern", "keys", "CPU ms a step", "peak GiB", "rate"
   rows = [(*titles, "steps", "bits/byte", "minus dense")]
   for length in (3072, 12288):
-    ours = [x for x in found["rows"] if f"length={length}" in x["choice"]]
-    (dense,) = (x["values"] for x in ours if x["choice"].startswith("dense"))
-    for row in ours:
+    ours = [
+      (row, found)
+      for found in map(record.read, names)
+      for row in found["rows"]
+      if f"length={length}" in row["choice"]
+    ]
+    (dense,) = (x["values"] for x, _ in ours if x["choice"].startswith("dense"))
+    for row, found in sorted(ours, key=lambda x: np.mean(x[0]["values"])):
       choice, own = row["choice"], row["values"]
       pattern = choice.split(" with ")[0]
       peak = max(x["peak_bytes"] for x in _runs(found, choice))
@@ -285,8 +346,51 @@ def end_to_end() -> Iterator[str]:
       cells = f"{length:,}", f"`{pattern}`", f"{row['keys']:,.0f}"
       cells += f"{step:,.0f}", f"{peak / 2**30:.1f}"
       rate = found["tuning"]["best"][choice]
-      gap = interval(own, dense) if own != dense else ""
-      rows.append((*cells, rate, f"{row['steps']:,.0f}", interval(own), gap))
+      difference = gap(own, dense) if own != dense else ""
+      steps = f"{row['steps']:,.0f}"
+      rows.append((*cells, rate, steps, interval(own), difference))
+  yield tables.markdown(rows)
+  yield records(*names)
+
+
+def dense_layers() -> Iterator[str]:
+  """How many layers of a network with windows are dense."""
+  name = "dense_layers"
+  found = record.read(name)
+  config = found["about"]["config"]
+  seen, num_layers = receptive.fields(found), config["model"]["num_layers"]
+  base = values(name, DENSE_LAYERS_WINDOW)
+  titles = "dense layers", "keys", "receptive field", "rate", "steps"
+  rows = [(*titles, "bits/byte", "minus none")]
+  for row in found["rows"]:
+    choice, own = row["choice"], row["values"]
+    factors = choice.split(", ")
+    number = num_layers // len(factors) if factors[-1] == "Causal()" else 0
+    cells = f"{number} of {num_layers}", f"{row['keys']:,.0f}", *seen[choice]
+    rate = found["tuning"]["best"][choice]
+    difference = gap(own, base) if own != base else ""
+    steps = f"{row['steps']:,.0f}"
+    rows.append((*cells, rate, steps, interval(own), difference))
+  yield tables.markdown(rows)
+  yield records(name)
+
+
+def depth() -> Iterator[str]:
+  """Layers of a short window beside one key on the byte above, on digits."""
+  name = "digits_depth"
+  found = record.read(name)
+  seen = receptive.fields(found, DIGITS_ABOVE_BACK)
+  base = values(name, DIGITS_ONE_KEY)
+  titles = "pattern", "layers", "keys", "receptive field", SEES_ABOVE, "rate"
+  rows = [(*titles, "bits/dim", "minus one key")]
+  for row in found["rows"]:
+    choice, own = row["choice"], row["values"]
+    pattern, _, num_layers = choice.partition(" with model.num_layers=")
+    keys = f"{receptive.keys(found, choice):.1f}"
+    cells = f"`{_shown(pattern)}`", num_layers, keys, *seen[choice]
+    rate = found["tuning"]["best"][choice]
+    difference = gap(own, base) if own != base else ""
+    rows.append((*cells, rate, interval(own), difference))
   yield tables.markdown(rows)
   yield records(name)
 

@@ -6,6 +6,7 @@ key 0 none.
 """
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -22,8 +23,11 @@ def layers_of(config: dict[str, Any], choice: str = "") -> Layers:
   """The patterns of a network, or of one with another pattern, by layer."""
   attention, model = config["attention"], config["model"]
   names = "mode", "cycle", "stride", "window", "width", "num_summaries"
-  pattern = choice.split(" with ")[0] or attention["pattern"]
+  changed, _, fields = choice.partition(" with ")
+  pattern = changed or attention["pattern"]
   sizes = {name: model[name] for name in ("num_layers", "num_heads")}
+  if layers := re.search(r"model\.num_layers=(\d+)", fields):
+    sizes["num_layers"] = int(layers[1])
   return patterns.assign(pattern, **sizes, **{x: attention[x] for x in names})
 
 

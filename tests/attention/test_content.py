@@ -226,7 +226,7 @@ def test_no_two_sums_go_to_the_same_place(pattern):
   [
     (ROUTING, None, r"Routing\(5, 11\) needs its directions.*\[3, 5, 8\]"),
     (Local(3), {ROUTING: np.ones((3, 5, 8))}, "no head's pattern takes"),
-    (ROUTING, {ROUTING: np.ones((2, 5, 8))}, r"have shape \[3, 5, 8\].*\[2, 5, 8"),
+    (ROUTING, {ROUTING: np.ones((2, 5, 8))}, r"shape \[3, 5, 8\].*\[2, 5, 8"),
   ],
 )
 def test_wrong_directions_are_rejected(patterns, directions, words):

@@ -15,7 +15,8 @@ For text, the baselines are compressors. The score is the size of the training
 split and the scored split compressed together, minus that of the training split
 alone. The models "window alone" do not use the training split: each
 `config.data.length` bytes are compressed separately, because this is all that a
-network sees of the scored split for a prediction.
+network sees of the scored split for a prediction. `benchmarks.matches` scores a
+rule that copies the byte after the last match in the window.
 Codecs do not use the training split. Codecs and compressors also learn from the
 part of a split that they have already coded; `sees` says how much of it they
 can use.
@@ -38,7 +39,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from benchmarks import counts, linear, record
+from benchmarks import counts, linear, matches, record
 from sparse_transformer import cli, data, schema
 
 Splits = Mapping[str, np.ndarray]
@@ -130,6 +131,7 @@ def score(source: data.Source) -> dict[str, Any]:
     has_ppmd = optional("pyppmd") is not None
     rows = compress(splits, has_ppmd)
     rows += compress_windows(splits, source.length, has_ppmd)
+    rows.append(copies(splits, source.length))
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 
@@ -225,6 +227,23 @@ def compress_windows(
       row[split] = 8 * sum(sizes) / len(content)
     rows.append(row)
   return rows
+
+
+def copies(splits: Splits, length: int) -> dict[str, Any]:
+  """Scores a rule that copies, and counts matches in the validation split."""
+  train = np.frombuffer(splits["train"].tobytes(), np.uint8)
+  found = {}
+  for split in linear.SCORED:
+    scored = np.frombuffer(splits[split].tobytes(), np.uint8)
+    found[split] = matches.copy_rule(train, scored, length)
+  bits = {split: x["bits"] for split, x in found.items()}
+  shares = found["validation"]
+  return dict(
+    model="copy of the last match, else counts after two bytes",
+    sees="its window",
+    **bits,
+    matches={x: shares[x] for x in ("found", "far", "right")},
+  )
 
 
 if __name__ == "__main__":

@@ -144,3 +144,51 @@ def test_shuffled_pieces_stay_in_their_split():
     assert piece in rest
   for name, part in split.items():
     assert sorted(found[part]) == sorted(texts[name])
+
+
+def plain_copy_rule(train, scored, length):
+  """The rule of `copy_rule`, one byte after the other."""
+
+  def contexts(symbols):
+    for t in range(len(symbols)):
+      start = t // length * length
+      window = symbols[start : start + length]
+      (match,) = plain_match(window, matches.ORDER)[[t - start]]
+      before = (0, 0, *window[: t - start])[-2:]
+      copied = None if match < 0 else window[match]
+      distance = None if match < 0 else t - start - match
+      yield symbols[t], before, copied, distance
+
+  counts = {}
+  hits = []
+  for symbol, before, copied, _ in contexts(train):
+    counts.setdefault(before, np.ones(256))[symbol] += 1
+    if copied is not None:
+      hits.append(copied == symbol)
+  p_right = (sum(hits) + 1) / (len(hits) + 2)
+
+  bits, found, far, right = [], [], [], []
+  for symbol, before, copied, distance in contexts(scored):
+    p = counts.get(before, np.ones(256)).copy()
+    found.append(copied is not None)
+    if copied is None:
+      p /= p.sum()
+    else:
+      p[copied] = 0
+      p *= (1 - p_right) / p.sum()
+      p[copied] = p_right
+      far.append(distance > 128)
+      right.append(copied == symbol)
+    bits.append(-np.log2(p[symbol]))
+  fields = dict(bits=bits, found=found, far=far, right=right)
+  return {name: np.mean(values) for name, values in fields.items()}
+
+
+def test_copy_rule_is_that_of_a_loop():
+  train, scored = (np.tile(texts(size=30, seed=x)[0], 4) for x in (0, 1))
+  scored[400:420] = 7
+  expected = plain_copy_rule(train, scored, 450)
+  found = matches.copy_rule(train, scored, 450)
+  assert found == pytest.approx(expected, rel=1e-5)
+  assert 0.1 < found["far"] and 0.3 < found["found"] < 0.9
+  assert found["right"] < 1

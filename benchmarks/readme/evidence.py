@@ -75,11 +75,12 @@ PALESTRINA = "match_palestrina"
 ONE_HEAD = "(Local(128), Local(128), Local(128), {}),"
 LEARNED = " with model.positions=learned"  # else they are rotary
 # Compressors beside them.
+COPY_RULE = "copy of the last match, else counts after two bytes"
 WITHOUT = (
   "`PPMd -o16`",
   "`xz -9e`",
   "`PPMd -o6`, window alone",
-  "`LZMA`, window alone",
+  COPY_RULE,
 )
 EARLY = (250,)  # steps at which curves are shown
 # By orders of digits: choices in which the network is given the order, or not.
@@ -247,8 +248,20 @@ def _runs(found, choice):
   return [x for x in found["runs"] if x["choice"] == choice]
 
 
+def found_matches() -> str:
+  """How many bytes have a match, how many are far, and how many are right."""
+  row = rows_of("baselines_copyright")[COPY_RULE]
+  shares = {name: f"{100 * x:.0f} %" for name, x in row["matches"].items()}
+  text = (
+    f"{shares['found']} of the bytes have a match. {shares['far']} of the"
+    f" matches are more than 128 bytes back, and {shares['right']} are followed"
+    " by the byte to predict."
+  )
+  return textwrap.fill(text, 100) + "\n"
+
+
 def without_networks() -> Iterator[str]:
-  """What compressors score on the texts with copies."""
+  """What compressors and a rule that copies score on the texts with copies."""
   names = "baselines_copyright", "baselines_palestrina"
   rows = [("model", "sees", "copyright files", "Palestrina's masses")]
   known = [rows_of(name) for name in names]

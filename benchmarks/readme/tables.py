@@ -366,6 +366,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "trained": evidence.trained,
   },
   "docs/evidence.md": {
+    "matches": evidence.found_matches,
     "far_keys": evidence.far_keys,
     "palestrina": evidence.palestrina,
     "without_networks": evidence.without_networks,

@@ -203,8 +203,8 @@ def check_sinks(sinks_H: jax.Array, num_heads: int) -> jax.Array:
   sinks = jnp.asarray(sinks_H)
   if not is_floating(sinks, (num_heads,)):
     raise ValueError(
-      f"sinks must be [{num_heads}] with a floating-point dtype, one number for"
-      f" each query head, got {type_of(sinks)}"
+      f"sinks must be a floating-point array of shape [{num_heads}], one number"
+      f" for each query head, got {type_of(sinks)}"
     )
   return sinks
 
@@ -233,9 +233,9 @@ def check_bias(
   size = max(least, bias.shape[-1] if bias.ndim else 0)
   if size % 2 == 0 or not is_floating(bias, (len(patterns), size)):
     raise ValueError(
-      f"bias must be [{len(patterns)}, {least}] with a floating-point dtype,"
-      " one number for each query head and distance, or have more distances,"
-      f" in an odd number, got {type_of(bias)}"
+      f"bias must be a floating-point array of shape [{len(patterns)},"
+      f" {least}], one number for each query head and distance, or with a"
+      f" larger odd number of distances, got {type_of(bias)}"
     )
 
   for pattern in patterns:

@@ -268,8 +268,9 @@ def _check(cache, layer, directions, arrays, new=()):
       continue
     if not arguments.is_floating(x, shape):
       raise ValueError(
-        f"{name} must be [{', '.join(map(str, shape))}] for this cache, with a"
-        f" floating-point dtype, got {arguments.type_of(x)}"
+        f"{name} must be a floating-point array of shape"
+        f" [{', '.join(map(str, shape))}] for this cache, got"
+        f" {arguments.type_of(x)}"
       )
   arguments.check_index("layer", layer, layers)
   return binding.take_directions(

@@ -386,7 +386,7 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     ),
     (dict(q=jnp.zeros((2, 5, 4, 8)), first=jnp.arange(2)), ["use jax.vmap"]),
     (dict(segments_BL=np.full((2, N), 2**32)), ["must fit in 32 bits"]),
-    (dict(sinks_H=jnp.zeros(3)), ["sinks must be [4]", "[3]"]),
+    (dict(sinks_H=jnp.zeros(3)), ["array of shape [4]", "[3]"]),
     (dict(softcap=-1.0), ["softcap=-1.0", "must not be negative"]),
     *(
       (

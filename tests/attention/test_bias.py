@@ -260,7 +260,7 @@ def check_mesh(split, axis_type):
     (
       "Local(3)",
       np.zeros((2, 16)),
-      r"\[2, 17\] with .* got float32 \[2, 16",
+      r"\[2, 17\], one .* got float32 \[2, 16",
     ),
     ("Local(3)", np.zeros((2, 18)), "odd"),
     ("Local(3)", np.zeros((2, 17), int), "floating-point"),

@@ -428,7 +428,7 @@ def test_other_data_are_an_error(tmp_path):
   path.write_bytes(b"same size " * 50)
   before = runs.files(workdir / "checkpoints")
 
-  with refused("from a run on other data"):
+  with refused("was trained on other data"):
     loop.train(config, workdir)
 
   assert runs.files(workdir / "checkpoints") == before

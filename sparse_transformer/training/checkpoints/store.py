@@ -185,9 +185,8 @@ class Saved:
     saved = self.describe(step).get("data")
     if saved not in (None, digest):
       raise ValueError(
-        f"checkpoint {self.path(step)} is from a run on other data ({saved})"
-        f" than the current data ({digest}); use the data of that run, or"
-        " another --workdir"
+        f"checkpoint {self.path(step)} was trained on other data: {saved}"
+        f" instead of {digest}; use the data of that run, or another --workdir"
       )
 
   def check_symbols(self, step: int, source: Source) -> None:

@@ -21,9 +21,9 @@ to explain the config of a run.
 
 python -m sparse_transformer.explain --workdir=runs/digits --example=3
 
-With --example, the command instead draws what the heads of a run attend to on
-this example of the test split, into the folder `attention` of the workdir, and
-prints the number of pairs and the entropy of each head.
+With --example=N, the command instead draws what the heads of a run attend to in
+example N of the test split. It writes the pictures to the folder `attention` of
+the workdir, and prints the number of pairs and the entropy of each head.
 """
 
 import dataclasses

@@ -148,7 +148,7 @@ def _read_score(path, expected):
 
 
 def scored(trial: Trial, split: str) -> dict[str, Any] | None:
-  """Returns the numbers of `evaluation` for a record, or None."""
+  """Returns the fields of `evaluation` that a record contains, or None."""
   result = evaluation(trial, split)
   if result is None:
     return None

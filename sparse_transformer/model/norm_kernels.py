@@ -92,7 +92,7 @@ class _Rows:
     plgpu.store(at, x_P, mask=self._is_column_P)
 
   def mean(self, x_TP: jax.Array) -> jax.Array:
-    """The mean of each row, [T, 1], of values that are 0 in the padding."""
+    """Returns the mean of each row, [T, 1]. Values in the padding must be 0."""
     return jnp.sum(x_TP, axis=1, keepdims=True) / self.width
 
   def _at(self, ref):

@@ -136,8 +136,8 @@ def tables_of(
 def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
   """Makes the grids of each device, from its lists of one side.
 
-  `num_rows` is the number of tiles on this side, and `num_columns` on the
-  other. `group` query heads share a KV head.
+  `num_rows` and `num_columns` are the numbers of tiles on this side and on the
+  other side. `group` query heads share a KV head.
   """
   steps_of_devices = [
     _list_steps(lists, num_rows, num_columns, group)

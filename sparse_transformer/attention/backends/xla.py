@@ -61,8 +61,8 @@ class StepTables:
 class Xla(contract.Backend):
   """Runs every case on every platform.
 
-  The choice of its tile and steps is a trade-off between the overhead of steps
-  and scores that are computed in vain, see `_choose`.
+  `_choose` selects its tile and steps. Larger ones have less overhead, but
+  compute more scores that are not needed.
   """
 
   # tiles to choose from, in positions

@@ -189,7 +189,7 @@ def _described(metadata):
   length = geometry["length"]
   shape = geometry["shape"]
   if length not in (config.data.length, math.prod(shape)):
-    raise ValueError(f"{length=} is not that of the config")
+    raise ValueError(f"{length=} differs from the length in the config")
 
   source = types.SimpleNamespace(
     length=length,

@@ -13,7 +13,7 @@ from jax import lax
 from sparse_transformer import attention
 from sparse_transformer.model import sharding
 from sparse_transformer.model.configure import Config
-from sparse_transformer.model.dropout import draw, drop
+from sparse_transformer.model.dropout import drop
 from sparse_transformer.model.normalization import (
   add_and_normalize,
   normalize,
@@ -76,7 +76,7 @@ class ResidualBlock(nnx.Module):
     self,
     x_BLD: jax.Array,
     attend: Callable[..., tuple[jax.Array, Any]],
-    rngs: jax.Array | None = None,
+    words: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
     """Computes the update of the residual stream, to which it is then added.
 
@@ -86,14 +86,15 @@ class ResidualBlock(nnx.Module):
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
       attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything).
-      rngs: two keys for dropout; None applies no dropout.
+      words: which values each of the two branches drops, as `dropout.draw`
+        returns it for [2, B, L, D]; None applies no dropout.
 
     Returns:
       (a + b in float32, the second result of `attend`, measurements).
     """
     config = self.config
     b, n, _ = x_BLD.shape
-    rng_a, rng_b = (None, None) if rngs is None else rngs
+    words_of_a, words_of_b = (None, None) if words is None else words
 
     q, k, v = self._enter_attention(x_BLD)
     out_BLHE, rest = attend(
@@ -110,11 +111,11 @@ class ResidualBlock(nnx.Module):
     leave = after._leave_attention
     if config.remat == "none":
       leave = _recomputed(leave)
-    a_BLD, h_BLF = leave(x_BLD, out_BLHE, rng_a)
+    a_BLD, h_BLF = leave(x_BLD, out_BLHE, words_of_a)
 
     # The sum is in float32, because neither branch is rounded before it is
     # added.
-    b_BLD, measured = after._leave_mlp(h_BLF, rng_b)
+    b_BLD, measured = after._leave_mlp(h_BLF, words_of_b)
     return a_BLD + b_BLD, rest, measured
 
   def _split_after_attention(self, out_BLHE):
@@ -142,7 +143,7 @@ class ResidualBlock(nnx.Module):
       _linear(for_value, self.value),
     )
 
-  def _leave_attention(self, x_BLD, out_BLHE, rng):
+  def _leave_attention(self, x_BLD, out_BLHE, words_BWD):
     """Runs the layers from the output of attention to the inside of the MLP.
 
     This is one function, so that all of it is recomputed together. Returns a
@@ -152,7 +153,7 @@ class ResidualBlock(nnx.Module):
     a_BLD, y_BLD = add_and_normalize(
       x_BLD,
       a_BLD,
-      self._draw(x_BLD, rng),
+      words_BWD,
       self.config.dropout,
       self.mlp_norm,
       self._is_fused(x_BLD),
@@ -166,21 +167,13 @@ class ResidualBlock(nnx.Module):
     return _linear(y_BLD, self.mlp_in)
 
   @_recomputed
-  def _leave_mlp(self, h_BLF, rng):
+  def _leave_mlp(self, h_BLF, words_BWD):
     """Returns (b, measurements)."""
     b_BLD = _linear(activate(h_BLF), self.mlp_out)
-    return self._drop(b_BLD, rng), {}
+    return self._drop(b_BLD, words_BWD), {}
 
-  def _drop(self, x_BLD, rng):
-    words_BWD = self._draw(x_BLD, rng)
+  def _drop(self, x_BLD, words_BWD):
     return drop(x_BLD.astype(jnp.float32), words_BWD, self.config.dropout)
-
-  def _draw(self, x_BLD, rng):
-    """Which values are dropped, see `dropout.draw`; None drops nothing."""
-    rate = self.config.dropout
-    if rng is None or not rate:
-      return None
-    return draw(rng, x_BLD.shape, rate)
 
   def _is_fused(self, x_BLD):
     """Whether kernels compute norms, see `normalization`."""

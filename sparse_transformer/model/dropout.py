@@ -1,6 +1,7 @@
 """Dropout with masks that are drawn as packed bits, 32 values per word."""
 
 import fractions
+import math
 from collections.abc import Sequence
 
 import jax
@@ -49,21 +50,27 @@ def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
 
   Args:
     key: for the random bits.
-    shape: [B, L, D] of the values.
+    shape: the shape of the values, [..., B, L, D].
     rate: the share of values to drop, which `share` rounds.
 
-  Returns words_BWD, uint32 [B, ceil(L / 32), D]: bit i of word w is set if the
-  value at position 32 w + i is dropped.
+  Returns:
+    Words of dropped values, uint32 [..., B, ceil(L / 32), D]: bit i of word w
+    is set if the value at position 32 w + i is dropped.
   """
   dropped = share(rate)
-  batch, length, width = shape
+  *leading, batch, length, width = shape
   digits = dropped.denominator.bit_length() - 1
   # The bits of a word belong to neighboring positions of a single feature,
   # because features are contiguous in memory, and are therefore processed as
   # vectors of words.
   num_words = -(-length // WORD)
-  words = batch, num_words, width
-  drawn = jax.random.bits(key, (digits, *words), jnp.uint32)
+  # Draw three axes instead of five or six, because XLA's compile time on CPUs
+  # doubles with each axis. Axes that a mesh may split stay the major ones.
+  drawn = jax.random.bits(
+    key, (digits * math.prod(leading), batch, num_words * width), jnp.uint32
+  )
+  words = *leading, batch, num_words, width
+  drawn = drawn.reshape(digits, *words)
 
   # Digits are compared from the last to the first, so that earlier digits
   # override later ones unless they are equal to the digit of `dropped`. If the

@@ -14,6 +14,7 @@ from sparse_transformer import attention
 from sparse_transformer.model import options, sharding, stacks
 from sparse_transformer.model.block import rematerialized
 from sparse_transformer.model.configure import Config
+from sparse_transformer.model.dropout import draw
 from sparse_transformer.model.stacks import Measured
 
 
@@ -273,18 +274,14 @@ class Transformer(nnx.Module):
     # The arrays with a first axis of layers, which the scan splits into
     # periods.
     params = nnx.to_pure_dict(nnx.state(self))
-    stacked: dict[str, Any] = dict(
-      rngs=None, options=options.arrays(config, params)
-    )
-    if rng is not None:
-      # Each layer gets two keys, one for each branch.
-      rngs = jax.random.split(rng, config.num_layers)
-      stacked["rngs"] = jax.vmap(jax.random.split)(rngs)
+    stacked: dict[str, Any] = dict(options=options.arrays(config, params))
+    if rng is not None and config.dropout > 0:
+      stacked["keys"] = jax.random.split(rng, config.num_layers)
     for name in {kind.stack for kind in kinds}:
       stacked[name] = stacks.pack(getattr(self, name))
 
     # The part of a layer that may be rematerialized.
-    def apply(x_BLD, cache, layer, index, stacked):
+    def apply(x_BLD, cache, layer, index, stacked, words):
       """Returns (update of the stream, the cache, measurements)."""
       # The layer's parts are taken here, so that a rematerialized block stores
       # only the inputs of the scan, which are not copied.
@@ -308,7 +305,7 @@ class Transformer(nnx.Module):
       y_BLD, rest, measured_by_mlp = block(
         x_BLD,
         attend_heads,
-        parts["rngs"],
+        words,
       )
       next_cache, measured = rest
       return y_BLD, next_cache, measured | measured_by_mlp
@@ -321,7 +318,16 @@ class Transformer(nnx.Module):
       # would add up. The block reads a rounded copy, which is also stored for
       # the backward pass.
       rounded_BLD = x_BLD.astype(config.dtype)
-      y_BLD, cache, measured = apply(rounded_BLD, cache, layer, index, stacked)
+      # Dropout masks are packed, so it is cheaper to save them for the backward
+      # pass than to draw them again. Both branches are drawn at once, because
+      # this is faster to compile.
+      words = None
+      if "keys" in stacked:
+        key = stacks.take(config, layer, stacked)["keys"]
+        words = draw(key, (2, *x_BLD.shape), config.dropout)
+      y_BLD, cache, measured = apply(
+        rounded_BLD, cache, layer, index, stacked, words
+      )
       with jax.named_scope("residual"):
         return (sharding.split_stream(x_BLD + y_BLD), cache), measured
 

@@ -134,12 +134,13 @@ def test_values_of_a_mask_are_independent(rate):
 def test_masks_of_steps_layers_and_branches_are_independent(rate):
   """With the keys of `train_step`, which the network splits."""
   masks = []
+  shape = 4, 128, 32
   for step in range(3):
     seed = jax.random.fold_in(jax.random.key(0), step)
     (of_batch,) = jax.random.split(seed, 1)
     for of_layer in jax.random.split(of_batch, 3):
-      for of_branch in jax.random.split(of_layer):
-        masks.append(is_dropped(of_branch, rate, (4, 128, 32)))
+      for words in draw(of_layer, (2, *shape), rate):
+        masks.append(np.asarray(drop(jnp.ones(shape), words, rate) == 0))
 
   pairs = itertools.combinations(masks, 2)
   found = [correlation(*pair) for pair in pairs]
@@ -166,4 +167,4 @@ def test_network_draws_only_with_a_rate(rate):
 
   equations = networks.equations(program.jaxpr)
   drawn = [x for x in equations if x.primitive.name == "random_bits"]
-  assert len(drawn) == (4 if rate else 0)  # of two layers in the scan's body
+  assert len(drawn) == (2 if rate else 0)  # of two layers in the scan's body

@@ -85,7 +85,7 @@ class ExpertBlock(ResidualBlock):
     # experts.
     return y_BLD
 
-  def _leave_mlp(self, y_BLD, rng):
+  def _leave_mlp(self, y_BLD, words_BWD):
     logits_BLE = self.router(y_BLD.astype(jnp.float32))
     chosen_BLK, factors_BLK = choose(logits_BLE, PER_TOKEN)
 
@@ -96,7 +96,7 @@ class ExpertBlock(ResidualBlock):
       bias_out=self.experts_out.bias[...],
     )
     b_BLD = mix(y_BLD, chosen_BLK, factors_BLK, weights)
-    return self._drop(b_BLD, rng), measure(logits_BLE, chosen_BLK)
+    return self._drop(b_BLD, words_BWD), measure(logits_BLE, chosen_BLK)
 
 
 class Weights(NamedTuple):

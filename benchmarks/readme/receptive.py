@@ -48,10 +48,15 @@ def count(layers: Layers, n: int) -> int:
 
 
 def sees(layers: Layers, n: int, back: int) -> str:
-  """Which positions can see the byte so many places before their target."""
+  """Which positions can see the byte so many places before their target.
+
+  Positions without such a byte do not count.
+  """
   seen = reach(layers, n)
-  positions = np.arange(n)[-len(seen) :]
-  share = np.mean(seen[np.arange(len(seen)), positions - back + 1])
+  # Key 0 holds no byte.
+  keys = np.arange(n)[-len(seen) :] - back + 1
+  has_byte = keys > 0
+  share = np.mean(seen[has_byte, keys[has_byte]])
   return {0: "no", 1: "yes"}.get(share, f"{100 * share:.0f} %")
 
 

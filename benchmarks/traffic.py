@@ -273,9 +273,11 @@ def main() -> None:
   path = record.path("traffic")
   rows = record.read("traffic") if path.exists() else []
   found = {x["preset"]: x for x in rows}
+  # The first record that is written changes the working tree.
+  commit = version.commit()
   for preset in PRESETS:
     if only in preset:
-      found[preset] = measure(preset)
+      found[preset] = measure(preset) | dict(commit=commit)
       record.write(path, [found[x] for x in PRESETS if x in found])
   print(table(found.values()))
 

@@ -191,9 +191,9 @@ def check_scores(scale: float | None, softcap: float) -> Scores:
     # The repr of a traced number may have several lines.
     words = " ".join(f"{scale=} and {softcap=}".split())
     raise ValueError(
-      f"{shorten(words)} must each be 0, or a number of size 1e-18 to 1e18 that"
-      " is known before tracing; softcap must not be negative, and 0 means"
-      " none; instead of a traced scale, multiply q by it"
+      f"{shorten(words)} must each be 0, or have an absolute value from 1e-18"
+      " to 1e18; softcap must not be negative; both must be known before"
+      " tracing (to use a traced scale, multiply q by it)"
     )
   return Scores(factor, cap)
 

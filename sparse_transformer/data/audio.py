@@ -181,7 +181,9 @@ def _check_chunks(data):
   # Some programs write a size of 0 if they do not know the size yet.
   rest = len(data) - start
   if rest > 0 and not any(sounds):
-    raise ValueError(f"its header does not include its last {rest:,} bytes")
+    raise ValueError(
+      f"{rest:,} bytes follow the end that its header gives; correct the header"
+    )
   if len(sounds) != 1:
     raise ValueError(f"it has {len(sounds)} chunks b'data'; it must have one")
   if rest > 0:

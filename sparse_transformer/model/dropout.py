@@ -54,8 +54,9 @@ def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
     rate: the share of values to drop, which `share` rounds.
 
   Returns:
-    Words of dropped values, uint32 [..., B, ceil(L / 32), D]: bit i of word w
-    is set if the value at position 32 w + i is dropped.
+    A bit mask of the dropped values, packed along L into words, uint32 [..., B,
+    ceil(L / 32), D]: bit i of word w is set if the value at position 32 w + i
+    is dropped.
   """
   dropped = share(rate)
   *leading, batch, length, width = shape

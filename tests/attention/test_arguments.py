@@ -391,7 +391,7 @@ def test_an_attention_function_of_flax_and_verify_say_what_they_cannot_do():
     *(
       (
         {name: x},
-        [f"{name}={x!r} "[:30], "0, or a number of size 1e-18 to 1e18"],
+        [f"{name}={x!r} "[:30], "absolute value from 1e-18 to 1e18"],
       )
       for name in ("scale", "softcap")
       for x in (

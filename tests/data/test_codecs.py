@@ -130,7 +130,7 @@ NO_KIND = "x.wav is damaged or truncated, or its format is not supported"
     ("x.wav", claiming(101), ["damaged", "'data' has only 100 of 101 bytes"]),
     ("x.wav", claiming(2**30), ["'data' has only 100 of 1,073,741,824 bytes"]),
     ("x.wav", silence()[:-1], ["damaged or truncated"]),
-    ("x.wav", claiming(0), ["does not include its last 100 bytes"]),
+    ("x.wav", claiming(0), ["100 bytes follow the end that its header"]),
     ("x.wav", riff(), ["has 0 chunks b'data'; it must have one"]),
     ("x.wav", riff(SOUND, SOUND), ["has 2 chunks b'data'"]),
     ("x.wav", riff((b"data", bytes(3))), ["multiple of element size"]),

@@ -190,7 +190,8 @@ class Saved:
       )
 
   def check_symbols(self, step: int, source: Source) -> None:
-    """Raises ValueError if symbols or classes differ from those of a step.
+    """Raises ValueError if the symbols or classes of the data differ from those
+    saved with a checkpoint.
 
     Args:
       step: a saved step.

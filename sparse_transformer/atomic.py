@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all, and read only if regular."""
+"""Atomic writes of files, and reads that accept only regular files."""
 
 import contextlib
 import difflib
@@ -18,7 +18,8 @@ MAX_JSON = 2**28
 def size(path: pathlib.Path) -> int:
   """Returns the size of a file in bytes.
 
-  Raises ValueError if reading it might never end, as for a pipe or a device.
+  Raises ValueError if the path is not a regular file, because reading a pipe or
+  a device might never end.
   """
   info = path.stat()
   if not stat.S_ISREG(info.st_mode):
@@ -50,7 +51,8 @@ def read_json(
   Args:
     path: the file.
     kind: the class that the value must be an instance of, such as dict.
-    lines: whether each line is a JSON value. If True, their list is returned.
+    lines: whether each line is a separate JSON value. If True, the list of
+      these values is returned, and `kind` is not checked.
 
   Raises:
     ValueError: the file is not a regular file, is too large, is not valid
@@ -107,7 +109,7 @@ def write_bytes(path: pathlib.Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields the path of a new file, which replaces `path` at the end.
+  """Yields the path of a temporary file, which replaces `path` on exit.
 
   If writing fails, the new file is deleted and `path` stays unchanged. A link
   or a pipe at `path` is itself replaced: the link is not followed, and nothing

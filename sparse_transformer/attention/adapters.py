@@ -23,11 +23,12 @@ def as_attention_fn(
 
   The function is for `nnx.MultiHeadAttention` and
   `linen.MultiHeadDotProductAttention`. With `decode=True`, these layers pass
-  one query and the mask of their cache, [batch..., 1, 1, n]. The query is then
-  taken to be at the position of the last key that any sequence may see, so at
-  least one sequence must see the newest key. `dtype` and `is_causal` are
-  supported. The function raises a ValueError for any other mask, a bias,
-  attention dropout, a `precision`, or a request to store the weights.
+  one query and the mask of their cache, [batch..., 1, 1, n]. The function then
+  assumes that the query is at the last position that the mask allows for any
+  sequence. Therefore, the mask of at least one sequence must allow the newest
+  key. `dtype` and `is_causal` are supported. The function raises a ValueError
+  for any other mask, a bias, attention dropout, a `precision`, or a request to
+  store the weights.
 
   Args:
     patterns: as in `attend`.

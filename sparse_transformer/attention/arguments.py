@@ -18,7 +18,7 @@ DTYPES = "bfloat16", "float16", "float32", "float64"
 
 
 class Segments(NamedTuple):
-  """The segments of queries and of keys, if they differ."""
+  """Separate segment IDs of queries and of keys."""
 
   of_queries: jax.Array  # [B, L]
   of_keys: jax.Array  # [B, M]
@@ -156,10 +156,10 @@ def type_of(x: Any) -> str:
 
 
 def check_index(name: str, index: Any, stop: int, why: str = "") -> Any:
-  """Checks and returns an index, as an int unless it is traced.
+  """Checks an index, and returns it as an int unless it is traced.
 
-  Raises ValueError if it is not an integer from 0 to `stop` - 1. `why` ends the
-  message.
+  Raises ValueError if it is not an integer from 0 to `stop` - 1. `why` is
+  appended to the error message.
   """
   try:
     if isinstance(index, jax.core.Tracer):
@@ -251,7 +251,8 @@ def patterns_of_heads(
 ) -> tuple[Pattern, ...]:
   """Returns the patterns of `attend`, one per head.
 
-  Raises ValueError if a pattern is invalid, or if their number is wrong.
+  Raises ValueError if a pattern is invalid, or if the number of patterns
+  differs from the number of heads.
   """
   heads = read_patterns(patterns)
   if not isinstance(heads, tuple):
@@ -269,9 +270,9 @@ def patterns_of_heads(
 def read_patterns(
   patterns: Pattern | str | Sequence[Pattern | str],
 ) -> Pattern | tuple[Pattern, ...]:
-  """Reads a pattern, or a tuple of one per head.
+  """Reads a single pattern, or a sequence with one pattern per head.
 
-  Raises ValueError if anything is neither a pattern nor the text of one.
+  Raises ValueError if an item is neither a `Pattern` nor an expression for one.
   """
   if isinstance(patterns, tuple | list):
     return tuple(map(_pattern_of, patterns))
@@ -297,9 +298,10 @@ def _pattern_of(pattern):
 
 
 def check_tile(tile: int, length: int) -> int:
-  """Checks a tile, and returns one that is not needlessly large.
+  """Checks a tile size, and reduces it if the sequence is shorter.
 
-  The result is at most the smallest tile that contains all positions.
+  The result is at most the size of the smallest tile that contains all
+  positions.
   """
   if not isinstance(tile, int | np.integer) or tile < 0:
     raise ValueError(f"{tile=} must be a positive integer, or 0 to choose one")

@@ -41,10 +41,10 @@ class Full(Pattern):
 class Local(Checked):
   """The last `window` keys, including the query itself.
 
-  With `causal=False`, the `window // 2` keys on either side are also included,
-  as in Longformer's library, and the window has no other keys. Source: Child et
-  al. 2019, section 4.3. Their formula includes `window + 1` keys; their
-  released code includes exactly `window`, as this class does.
+  With `causal=False`, the window consists of the query itself and the `window
+  // 2` keys on either side, as in Longformer's library. Source: Child et al.
+  2019, section 4.3. Their formula includes `window + 1` keys; their released
+  code includes exactly `window`, as this class does.
   """
 
   window: int
@@ -84,10 +84,10 @@ class Dilated(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Strided(Checked):
-  """Every `stride`-th key back from the query, which is the query's column.
+  """The query's column: every `stride`-th key, counted back from the query.
 
-  With an offset, keys are counted back from the position `offset` after the
-  query, so the query does not see itself. Offset 1 selects the column of the
+  With an offset, counting starts `offset` positions after the query, so the
+  query does not see itself. Offset 1 selects the column of the
   target: the keys whose inputs are the bytes `stride`, 2 `stride`, ... before
   the target. Source: Child et al. 2019, section 4.3, with offset 0.
   """
@@ -140,7 +140,7 @@ class Block(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Summary(Checked):
-  """The summary columns, up to the query, of every block of `size` positions.
+  """The summary columns of all blocks of `size` positions, up to the query.
 
   The summary columns of a block are a group of `width` positions. Groups are
   counted from the end of the block, so that `shift=0` selects the last `width`
@@ -434,8 +434,8 @@ class _Raster(Checked):
 class Row(_Shorthand):
   """The bytes up to the query in its image row, and the `previous` rows above.
 
-  With `causal=False`, all bytes of the row, and of `previous` rows above and
-  below it.
+  With `causal=False`, the query sees all bytes of its row and of the `previous`
+  rows above and below it.
   """
 
   columns: int

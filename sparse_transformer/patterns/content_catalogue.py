@@ -177,9 +177,10 @@ class Routing(_Grouped):
   """The last `window` keys in the query's cluster, including the query itself.
 
   A query belongs to the cluster whose centroid is nearest to it by angle. The
-  centroids are the directions of the pattern, and parameters of the network.
-  Source: Roy et al. 2020, arXiv 2003.05997. There, a cluster contains the
-  positions that are nearest to its centroid, whether earlier or later.
+  centroids are parameters of the network, which `attend` receives as the
+  pattern's `directions`.
+  Source: Roy et al. 2020, arXiv 2003.05997. In the paper, a cluster contains
+    the positions nearest to its centroid, even if they come after the query.
   """
 
   clusters: int
@@ -251,10 +252,10 @@ class Selected(_OfBlocks):
   """The past blocks of `size` keys that the caller selects for each query.
 
   The caller passes the indices of blocks as `directions`, int32 [batch, heads,
-  positions, num]. The axis of heads may also be 1 or the number of KV heads.
-  Block b contains the keys from b * size to (b + 1) * size - 1, and -1 stands
-  for no block. Indices that are out of range or repeated are ignored, and so
-  are blocks that do not end before the query.
+  positions, num]. The heads axis may also have size 1, or the number of KV
+  heads. Block b contains the keys from b * size to (b + 1) * size - 1, and -1
+  stands for no block. Indices that are out of range or repeated are ignored,
+  and so are blocks that do not end before the query.
   """
 
   size: int
@@ -283,12 +284,12 @@ class Selected(_OfBlocks):
 class TopBlocks(_OfBlocks):
   """The `num` past blocks of `size` keys with the best scores for each query.
 
-  The score of a block is the product of the query with the mean of the block's
-  keys. Two kinds of blocks are never chosen: blocks with keys of several
-  segments, and the query's own block, because it is incomplete. To include the
-  latter, use a union with `Block(size)` or `Local`. Source: Lu et al. 2025,
-  arXiv 2502.13189, whose top-k blocks are `Block(size) | TopBlocks(size, k -
-  1)`.
+  The score of a block is the dot product of the query and the mean of the
+  block's keys. Two kinds of blocks are never chosen: blocks with keys of
+  several segments, and the query's own block, because it is incomplete. To
+  include the latter, use a union with `Block(size)` or `Local`. Source: Lu et
+  al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size) |
+  TopBlocks(size, k - 1)`.
   """
 
   size: int

@@ -2,7 +2,8 @@
 
 Pallas Mosaic can copy only consecutive memory. Arrays are therefore arranged in
 blocks: a block is one tile of one head. Tables list blocks rather than
-positions. Each tile of an item is one step of a grid.
+positions. A grid has one step for each tile that a work item lists (see
+`items`).
 """
 
 import dataclasses
@@ -84,7 +85,8 @@ def from_blocks(
   """Undoes `to_blocks`.
 
   Args:
-    blocks: [B, H * tiles, K, tile], all tiles of a head before the next head's.
+    blocks: [B, H * tiles, K, tile], where the tiles of each head are
+      consecutive.
     num_heads: H.
     is_wide: whether the result has the axis K.
 
@@ -108,8 +110,8 @@ def tables_of(
   Args:
     works: the work of each device, or of a single device.
     group: number of query heads that share a KV head.
-    most_steps: the most steps of a grid, before padding it to the same length
-      on all devices.
+    most_steps: the maximum number of steps of a grid, before grids are padded
+      to equal lengths on all devices.
 
   Raises:
     ValueError: a single item has more tiles than `most_steps`.
@@ -134,7 +136,7 @@ def tables_of(
 
 
 def _make_grids(lists_of_devices, num_rows, num_columns, group, most_steps):
-  """Makes the grids of each device, from its lists of one side.
+  """Makes the grids of all devices for one side, queries or keys.
 
   `num_rows` and `num_columns` are the numbers of tiles on this side and on the
   other side. `group` query heads share a KV head.
@@ -250,8 +252,9 @@ def _cut(starts, most_steps):
 def _pad(steps, size):
   """Pads steps with copies of the last step, which do nothing.
 
-  The copies keep its blocks, so that nothing is copied, and its mask index, but
-  none of its flags.
+  The added steps have the block and mask indices of the last step, so that
+  Pallas copies nothing. Their flags are cleared, so that the kernel computes
+  nothing.
   """
   num_steps = steps.shape[1]
   padded = np.pad(steps, ((0, 0), (0, size - num_steps)), mode="edge")

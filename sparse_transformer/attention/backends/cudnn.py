@@ -22,9 +22,9 @@ TILE = 128  # used for estimates, because cuDNN does not report its tile
 class Cudnn(contract.Backend):
   """Runs heads that see all keys, or all keys up to the query.
 
-  cuDNN could also run windows, and columns if each were passed as a sequence.
-  This is not used, because the Triton kernels were faster for windows and
-  columns of 128 (docs/performance.md).
+  cuDNN could also run windows. It could run columns, if each column were passed
+  as a separate sequence. This backend does neither, because the Triton kernels
+  were faster for windows and columns of 128 (docs/performance.md).
   """
 
   # "xla" runs the same function on any platform.
@@ -74,9 +74,10 @@ class Cudnn(contract.Backend):
     queries: contract.Queries,
     keys: contract.Keys,
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns a log-sum-exp of 0, because nothing uses it.
+    """Computes outputs, and returns zeros instead of the log-sum-exp.
 
-    It is needed only to merge several plans, or if the caller requests it.
+    The log-sum-exp is needed only to merge several plans or if the caller
+    requests it. With this backend, neither happens.
     """
     out_BLHE, _ = self._vjp(plan, queries, keys)
     lse_BLH = jnp.zeros_like(queries.q[..., 0], jnp.float32)
@@ -92,14 +93,15 @@ class Cudnn(contract.Backend):
     return gradients(queries.dout)
 
   def _vjp(self, plan, queries, keys):
-    """Differentiates `_attend` by JAX.
+    """Differentiates `_attend` with `jax.vjp`.
 
-    Both passes call this, and each computes the forward pass. If a block is
-    recomputed in the backward pass, XLA still runs its forward pass only once.
+    Both `forward` and `backward` call this method, so each of them computes the
+    forward pass. If a block is recomputed in the backward pass, XLA still runs
+    its forward pass only once.
 
     Returns:
-      out_BLHE, and a function that maps its gradients to the gradients of q, k
-      and v.
+      out_BLHE, and a function that maps the gradient of out_BLHE to the
+      gradients of q, k and v.
     """
     attend = functools.partial(self._attend, plan)
     return jax.vjp(attend, queries.q, keys.k, keys.v)

@@ -1,9 +1,10 @@
 """Attention with a bias by distance, in plain XLA, along diagonals of tiles.
 
-In a step, tiles of queries meet tiles of keys that are equally far before them.
-All of these tiles share their bias, so one tile of bias is made per step.
-Distances that the bias masks are skipped; they are known only at run time. KV
-heads run one after another, because each may skip different distances.
+Each step processes pairs of a query tile and a key tile that are all at the
+same distance. These pairs share one tile of the bias, so only one is made per
+step. Distances at which the bias is -inf are skipped. Which distances these are
+is known only at run time. KV heads run one after another, because each may skip
+different distances.
 
 Examples of a bias by distance are T5 (Raffel et al. 2020, arXiv 1910.10683,
 section 2.1) and ALiBi (Press et al. 2022, arXiv 2108.12409).
@@ -37,7 +38,10 @@ OUTSIDE = 2**30  # larger than any index of a bias
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tables:
-  """The steps of one pattern. Each group has a step for each distance."""
+  """The steps of one pattern.
+
+  Each group of query tiles has a step for each distance.
+  """
 
   steps: xla.StepTables
   # int32 [V], the distance from the first key of a key tile to the first query
@@ -104,7 +108,7 @@ def tile_size(request: contract.Request) -> int:
 
 
 def most_scores(pattern: Pattern, request: contract.Request) -> int:
-  """Returns the scores of a head in a sequence if the bias masks nothing."""
+  """Returns the number of scores per head and sequence if no bias is -inf."""
   if not pattern.pairs(request.length):
     return 0
   _, cols = _steps(pattern, request, request.length, is_slice=False)
@@ -125,7 +129,8 @@ def _steps(pattern, request, num_queries, is_slice):
     pattern: the pattern. Its pairs determine which distances have tiles.
     request: the request. Its tile and platform determine the size of steps.
     num_queries: number of queries, L.
-    is_slice: whether the position of the first query is unknown.
+    is_slice: whether the queries are a slice, whose first position is known
+      only at run time.
 
   Returns:
     The distances in units of tiles, ascending, int [V]; and the key tile that

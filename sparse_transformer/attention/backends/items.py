@@ -7,8 +7,9 @@ head. Parts whose tiles are cut from the same order share items. Parts with
 different orders write their results to different slots, which are then
 combined.
 
-All tables are computed by NumPy on the host. They are constants of a program
-or, if positions are split over devices, its arguments.
+All tables are computed by NumPy on the host. They are constants of the compiled
+program. If positions are split over devices, they are arguments of the program
+instead.
 """
 
 import collections
@@ -149,7 +150,7 @@ class Masks:
 
 
 class Side(NamedTuple):
-  """All queries, or all keys."""
+  """The tiles of all queries, or the tiles of all keys."""
 
   positions: np.ndarray  # int32 [tiles, tile], see `Work`
   n: int  # number of positions in each order
@@ -273,7 +274,7 @@ def make_work(
   num_heads: int,
   group: int,
 ) -> Work:
-  """Lists the work items of parts with these masks, by queries and by keys.
+  """Lists all work items of these parts: tiles of queries and tiles of keys.
 
   There are `num_heads` query heads; each KV head serves `group` of them.
   """
@@ -304,14 +305,15 @@ def make_work(
 
 
 def _make_lists(parts, side, masks, num_heads, group):
-  """Makes the lists of one side.
+  """Makes the `Lists` whose items are the tiles of one side.
 
   Args:
     parts: `Tiles` whose rows are tiles of this side.
     side: this side.
     masks: the masks of all parts, with a row for each position of this side.
     num_heads: number of heads on this side.
-    group: query heads of each head; 1 if this side is the queries.
+    group: number of query heads per head of this side; 1 if this side is the
+      queries.
   """
   num_tiles = side.num_tiles
   items: list[np.ndarray] = []
@@ -407,10 +409,11 @@ def _list_tiles(parts, num_tiles):
     num_tiles: tiles of one order.
 
   Returns:
-    int [num_tiles, 4], the (tile, first, middle, last) of each item, whose
-    partial tiles are listed from `first` to `middle`, and whose full tiles from
-    `middle` to `last`; and int [tiles, 3], the (tile of the other side, mask,
-    query head) of each listed tile.
+    Two arrays. The first, int [num_tiles, 4], contains (tile, first, middle,
+    last) for each item. Rows `first` to `middle` of the second array are the
+    item's partial tiles, and rows `middle` to `last` its full tiles. The second
+    array, int [tiles, 3], contains (tile of the other side, mask, query head)
+    for each listed tile.
   """
   all_tiles = []
   for part, member in parts:

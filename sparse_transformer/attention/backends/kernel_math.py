@@ -27,9 +27,10 @@ def scale_products(
   """Converts products of queries and keys to scores to base 2.
 
   The factor is returned rather than applied, so that a kernel can apply it in
-  the instruction that also subtracts the maximum. It is always positive. A
-  kernel may therefore apply it to the largest x only, and scores are -inf where
-  x is -inf.
+  the instruction that also subtracts the maximum. The factor is always
+  positive. To find the largest score, a kernel can therefore take the maximum
+  of x first, and then multiply only this maximum by the factor. Scores are -inf
+  where x is -inf.
 
   Args:
     products: q · k of each pair, float32.
@@ -61,7 +62,7 @@ def scale_products(
 def raise_max(
   running_max: jax.Array, tile_max: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Updates the maximum of an online softmax by one more tile.
+  """Updates the running maximum of an online softmax with one more tile.
 
   Args:
     running_max: the maximum of the scores so far, to base 2; -inf before the
@@ -107,7 +108,7 @@ def keep_pairs(
   pairs: jax.Array | None,
   fill: float,
 ) -> jax.Array:
-  """Returns x for pairs, and `fill` elsewhere; `pairs` may be None for all."""
+  """Returns x where `pairs` is True or None, and `fill` elsewhere."""
   return x if pairs is None else jnp.where(pairs, x, fill)
 
 

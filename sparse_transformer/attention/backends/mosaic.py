@@ -123,9 +123,10 @@ class Mosaic(contract.Backend):
     return dq, dk, dv
 
   def _run(self, name, plan, queries, keys, outs):
-    """Runs a kernel. Its results are like `outs`: [B, n, H, W] or [B, n, H].
+    """Runs a kernel; `outs` determine the widths and dtypes of its results.
 
-    Arrays are first converted to blocks, and results are converted back.
+    Arrays are first converted to blocks. Results are converted back from
+    blocks, to [B, n, H, W] or [B, n, H].
     """
     num_heads = queries.q.shape[2]
     num_key_heads = keys.k.shape[2]
@@ -208,9 +209,10 @@ def _plans(patterns, n, tile, group, most_steps):
 
 
 def _make_work(parts, members, group):
-  """Makes the work of parts with one order of queries, and both orders.
+  """Returns (work, queries, keys) of parts that share one order of queries.
 
-  `members` are the heads of all parts; `group` of them share a KV head.
+  `queries` and `keys` are the `Orders` of the two sides. `members` are the
+  heads of all parts; `group` of them share a KV head.
   """
   layout = parts[0].layout
   query_order, _ = orders_of(layout)
@@ -242,8 +244,8 @@ def _make_work(parts, members, group):
 def _orders_of_keys(layouts):
   """Returns the distinct orders of keys, and each layout's first tile.
 
-  Tiles are indexed over all orders, one order after another, as arrays are
-  arranged.
+  Tile indices count over all orders, one order after another, because the
+  arrays of keys are concatenated in this way.
   """
   by_order = collections.defaultdict(list)
   for layout in layouts:
@@ -265,7 +267,7 @@ def _orders_of_keys(layouts):
 
 @functools.lru_cache(maxsize=256)
 def _choose_tile(patterns, n):
-  """Returns the tile that minimizes the cost of steps and pairs."""
+  """Returns the tile size with the lowest modeled cost of steps and pairs."""
 
   # Large tiles need fewer steps; small tiles compute fewer scores that are not
   # pairs.

@@ -4,11 +4,11 @@ A grid [B, steps] has a step for each sequence and each tile of each item. The
 steps of an item are consecutive, so that the item's block stays in VMEM from
 the first step to the last, and results are written to HBM only once.
 
-A block is [width, positions], with a column for each position, because the last
-axis of a register has 128 lanes, of which narrow heads would leave many idle.
-Scores are [keys, queries], so that the maxima, sums and log-sum-exps of queries
-are rows, which are broadcast along sublanes. Only blocks are ever transposed,
-never scores.
+A block is [width, positions], with a column for each position. The last axis of
+a register has 128 lanes. If this axis were the width, narrow heads would leave
+many lanes idle. Scores are [keys, queries], so that the maxima, sums and
+log-sum-exps of queries are rows, which are broadcast along sublanes. Only
+blocks are ever transposed, never scores.
 
 Axes: T positions of a tile of queries, S positions of a tile of keys; T = S.
 """
@@ -52,7 +52,7 @@ class _Step(NamedTuple):
   masks: Any  # int32 [S / 32, T]
 
   def scaled_dot(self) -> tuple:
-    """Computes the scores [S, T] in the form of `scale_products`."""
+    """Computes the scores [S, T], in the form that `scale_products` returns."""
     q = self.queries.q
     products = _dot(self.keys.k[...], q[...], 0, 0)
     return scale_products(products, self.scores, len(q))
@@ -63,7 +63,7 @@ class _Step(NamedTuple):
     body: Callable,
     finish: Callable,
   ) -> None:
-    """Runs the functions of the step.
+    """Calls the functions that apply to this step.
 
     Args:
       start: initializes sums in VMEM, at the first step of an item.
@@ -87,7 +87,7 @@ class _Step(NamedTuple):
     pl.when(code & block_tables.LAST != 0)(finish)
 
   def _run_within_segments(self, body, pairs):
-    """Runs the body, unless no query and key of the tile share a segment."""
+    """Runs the body if queries and keys of the tile may share a segment."""
     if self.queries.segments is None:
       return body(pairs)
 
@@ -180,8 +180,8 @@ def _gradients_of_scores(step, pairs):
 
   Returns:
     (weights, gradients of q · k), float32 [S, T]. The gradients do not yet
-    include the factor of the scores, which kernels apply once, to the sum over
-    all tiles.
+    include the factor of the scores. Kernels apply this factor only once, to
+    the sum over all tiles.
   """
   queries = step.queries
   scores, factor, slope = step.scaled_dot()
@@ -270,9 +270,9 @@ def launch(
     plan: a plan whose tables are `BlockTables`.
     queries: blocks [B, blocks, width, tile] from `block_tables.to_blocks`.
     keys: blocks of the same form.
-    outs: arrays [B, L, H, W] or [B, L, H], or their shapes and dtypes, which
-      the results will have. If other results are added to them (see
-      `Plan.is_whole`), results stay in float32.
+    outs: arrays [B, L, H, W] or [B, L, H], or their shapes and dtypes. They
+      determine the widths and dtypes of the results. If results of other plans
+      are added to these results (see `Plan.is_whole`), they stay in float32.
     interpret: whether to interpret the kernel instead of compiling it.
 
   Returns:
@@ -380,8 +380,8 @@ def _blocks(arrays, table, first=0):
   Args:
     arrays: a pytree of arrays, or of their shapes.
     table: the table with the index of a step's block, `ROWS` or `COLUMNS`.
-    first: the index of the first block in the arrays, if they contain only the
-      blocks of a grid.
+    first: the index of the first block that the arrays contain; 0 unless they
+      contain only the blocks of one grid.
   """
 
   def index(batch, step, *tables):

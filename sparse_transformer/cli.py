@@ -1,8 +1,8 @@
 """Command lines: flags, overrides of config fields, one-line errors.
 
-A command imports heavy packages inside its `main`, because loading JAX takes
-seconds and a misspelt flag should be reported before that. It imports this
-module first, and `flags` from this module, so that a missing library is
+Loading JAX takes seconds, but a misspelled flag should be reported at once.
+Commands therefore import heavy packages inside their `main`. Commands import
+this module first, and import `flags` from it, so that a missing library is
 reported in one line.
 """
 
@@ -24,7 +24,7 @@ from sparse_transformer import version
 def _program() -> str:
   """Returns the name of the command in error messages.
 
-  It is the name of the file or, for `python -m PACKAGE`, of the package.
+  This is the name of the script or, for `python -m PACKAGE`, of the package.
   """
   path = pathlib.Path(sys.argv[0])
   return path.parent.name if path.stem == "__main__" else path.name
@@ -78,8 +78,8 @@ def run(
   """Parses the flags, calls `main` with the other arguments, and exits.
 
   A user's mistake is reported in one line on standard error, with exit status
-  1; --verbosity=1 also prints the traceback. A command that a signal stops
-  exits with status 130.
+  1; --verbosity=1 also prints the traceback. If a signal stops the command, the
+  exit status is 130.
 
   Args:
     main: the function that carries out the command.
@@ -126,18 +126,18 @@ def on_config(argv: Sequence[str], default: str | None = None) -> Sequence[str]:
 
 
 def on_file(argv: Sequence[str]) -> Sequence[str]:
-  """Like `on_config`, but --config is optional.
+  """Parses flags as `on_config` does, but --config is optional.
 
-  Without it, the command reads the config from a file of weights.
+  Without --config, the command reads the config from a file of weights.
   """
   return on_config(argv, config_lib.__file__)
 
 
 def on_workdir(argv: Sequence[str]) -> Sequence[str]:
-  """Parses the flags of a command on a run, and uses its config as --config.
+  """Parses flags of a command on a run; --config is the config of the run.
 
-  If --config names a file, its code is run first, because it may register
-  patterns or data sources.
+  If --config names a file, the code in this file is run first, because it may
+  register patterns or data sources.
 
   Args:
     argv: the command line.
@@ -190,7 +190,7 @@ def on_workdir(argv: Sequence[str]) -> Sequence[str]:
 
 
 def _unregistered(config):
-  """Returns the patterns and data source in a config that are unregistered."""
+  """Returns the unregistered patterns and data source that a config names."""
   from sparse_transformer import data, patterns
 
   # Patterns are names before a parenthesis, as in Strided(8) | Local(4).
@@ -266,8 +266,9 @@ def overrides(in_float32: bool = False) -> dict[str, Any]:
 def _report(problem, report=sys.unraisablehook):
   """Reports errors of threads, except those of Orbax after a failed write.
 
-  When a write fails, Orbax closes the event loop of its threads. The write
-  itself has already been reported.
+  When a write fails, Orbax closes the event loop of its threads, which causes
+  further errors. These are omitted, because the failed write itself has already
+  been reported.
   """
   if str(problem.exc_value) != "Event loop is closed":
     report(problem)

@@ -14,10 +14,10 @@ optimizer.warmup_steps. Seeds are counted from --first_seed. Values are ranked
 by the bits of each run's best checkpoint on the entire validation split. The
 best value is then scored on the test split.
 
-Each run is trained as by train.py and scored as by eval.py, in the folder
-VALUE/seedN or VALUE/tune/CANDIDATE of --workdir. To resume a comparison that
-was stopped, repeat the command. docs/compare.md explains tuning, uncertainties
-and parallel jobs.
+Each run is trained in the same way as by train.py, and scored in the same way
+as by eval.py. Its folder in --workdir is VALUE/seedN or VALUE/tune/CANDIDATE.
+To resume a comparison that was stopped, repeat the command. docs/compare.md
+explains tuning, uncertainties and parallel jobs.
 """
 
 import pathlib

@@ -73,7 +73,7 @@ def overrides(preset: Any, config: Any) -> list[str]:
 
   Args:
     preset: a `Config` or ConfigDict.
-    config: another one.
+    config: the config that the flags produce, of either type.
   """
   changes = compare(schema.typed(preset), schema.typed(config))
   return [f"--config.{name}={new}" for name, (_, new) in changes.items()]
@@ -128,9 +128,9 @@ def write_config(
     config: the config with which the run continues.
     step: the step from which the run continues.
     changes: how `config` differs from the config of the checkpoint at `step`.
-      They become the last line of config_changes.jsonl, which replaces any
-      changes recorded at `step` or later. New changes are also printed on
-      standard error.
+      They become the last line of config_changes.jsonl. Changes recorded
+      earlier at `step` or later are deleted. Changes that were not recorded
+      before are also printed on standard error.
   """
   folder = pathlib.Path(workdir)
   folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +190,8 @@ def compare(
   Args:
     before: the config of a run.
     after: the config to compare with it.
-    allowed: the policy: what the fields that differ may affect.
+    allowed: what the fields that differ may affect, as values of
+      `schema.affects`.
     place: where `before` was read, for the error message.
 
   Returns:

@@ -1,14 +1,14 @@
-"""Makes a run from a file of weights, exported by this project or released.
+"""Makes a run from a file of exported or released weights.
 
 python -m sparse_transformer.convert FILE.safetensors --workdir=runs/converted
 
 All commands can read the run. Its only checkpoint is at step 0. The command
 does not train, and needs no data. An exported file contains its config. For a
 .npz released by Jun et al. 2020, the config is the file in configs/ with the
-same number of layers. --config=FILE sets another config. Config fields can be
-overridden, for example with --config.data.path=DIR, where later commands find
-the data. A .npz contains averaged and raw weights; the averaged ones are read
-unless the file is given as FILE.npz:params.
+same number of layers. --config=FILE sets another config. Flags can override
+config fields. For example, --config.data.path=DIR names the folder in which
+later commands find the data. A .npz contains averaged and raw weights; the
+averaged ones are read unless the file is given as FILE.npz:params.
 """
 
 import pathlib
@@ -86,8 +86,8 @@ def _experiment(text, config=None, overrides=None):
 
   Args:
     text: the file, as in `train.init_from`.
-    config: the config of the experiment. By default, that in the file, or the
-      preset of the file's reader.
+    config: the config of the experiment. By default, this is the config in an
+      exported file, or the preset of the reader of a released file.
     overrides: {"group.field": value}, applied to the default config only.
   """
   from sparse_transformer.training.checkpoints import exported, foreign

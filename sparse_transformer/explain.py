@@ -2,22 +2,23 @@
 
 python -m sparse_transformer.explain --config=configs/cifar10.py
 
-Prints the cost of attention by pattern; which positions each position sees
-through the network; the FLOPs of a training step, and the bytes of its state;
-what its backward pass recomputes; the size of the decoding cache; and which
-backends would run attention on other devices. With --compile, it also compiles
-the training step for this machine and prints the memory that it needs. --json
-prints one JSON object instead. Pictures of the patterns are written into the
-folder --out. The command does not train. It reads data only for `images` and
-`labelled`, because their files define the size of the network.
+Prints the cost of attention by pattern; the positions that each position sees
+through the network; the FLOPs of a training step; the bytes of the training
+state; what the backward pass recomputes; the size of the decoding cache; and
+the backends that would run attention on other devices. With --compile, it also
+compiles the training step for this machine and prints the memory that it needs.
+--json prints one JSON object instead. Pictures of the patterns are written into
+the folder --out. The command does not train. The command reads data only for
+the sources `images` and `labelled`, because the files of these sources
+determine the size of the network.
 
 python -m sparse_transformer.explain --config=configs/cifar10.py --target=h100
 
 With --target, the command instead compiles the training step for devices that
-are absent, and prints whether it compiles, whether it fits in their memory,
-and which kernels it launches. --part=attention compiles only the attention.
---target=list prints the available targets. Give --workdir in place of --config
-to explain the config of a run.
+are absent. It prints whether the step compiles, whether the step fits in the
+memory of these devices, and which kernels the step launches. --part=attention
+compiles only the attention. --target=list prints the available targets. Give
+--workdir in place of --config to explain the config of a run.
 
 python -m sparse_transformer.explain --workdir=runs/digits --example=3
 

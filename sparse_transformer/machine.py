@@ -60,8 +60,8 @@ def check_free(what: str, needed: int) -> None:
 def free_memory() -> int | None:
   """Returns the free bytes on each local device, or None if unknown.
 
-  Accelerators report this themselves, relative to the limit up to which JAX may
-  allocate.
+  On an accelerator, this is the limit up to which JAX may allocate, minus the
+  bytes in use.
   """
   device, stats = _device()
   # JAX's CPU devices share the host's memory equally.
@@ -77,9 +77,9 @@ def free_memory() -> int | None:
 def peak_memory() -> int:
   """Returns the peak memory use so far, in bytes.
 
-  This is the peak of the device if the device reports it, as GPUs do.
-  Otherwise, it is the peak of this process, because its memory contains the
-  arrays.
+  If the device reports its peak, as GPUs do, the function returns this peak.
+  Otherwise, it returns the peak of this process, because the memory of the
+  process contains the arrays.
   """
   # Linux counts in KiB, macOS in bytes.
   size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -91,10 +91,10 @@ def keep_freed_memory() -> None:
   """Makes glibc keep freed memory, so that later steps can reuse it.
 
   By default, glibc returns large blocks to the system as soon as they are
-  freed, so on CPUs each step would have to fault in the memory of its temporary
-  arrays again, page by page. Call this function before devices are used,
-  because their threads choose an allocation arena when they start. Without
-  glibc, it does nothing.
+  freed. On CPUs, each step would then have to fault in the memory of its
+  temporary arrays again, page by page. Call this function before devices are
+  used, because the threads of devices choose an allocation arena when they
+  start. Without glibc, it does nothing.
   """
   mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
   if mallopt is None:

@@ -17,10 +17,10 @@ LARGEST = 2**30
 def keep() -> None:
   """Tells JAX to keep compiled programs in the user's cache folder.
 
-  Call it before JAX is imported, because JAX then reads the environment
-  variable `DIRECTORY`. If the user has set this variable, even to the empty
-  string, it is left unchanged. In either case, a damaged program is deleted,
-  compiled again and cached again.
+  Call this function before importing JAX, because JAX reads the environment
+  variable `DIRECTORY` during its import. If the user has set this variable,
+  even to the empty string, its value is left unchanged. Whether or not the user
+  has set it, a damaged program is deleted, compiled again and cached again.
   """
   warnings.filterwarnings("always", DAMAGED)
   # When JAX cannot read a cached program, it issues a warning and compiles
@@ -59,9 +59,9 @@ def _replace(message, *origin, show=warnings.showwarning):
 
 
 def _processor():
-  """Returns a name for the processor on which cached CPU programs depend.
+  """Returns an identifier of the processor for which CPU programs are cached.
 
-  JAX's own cache key covers only part of this.
+  JAX's own cache key identifies the processor only in part.
   """
   path = pathlib.Path("/proc/cpuinfo")
   # A program uses the instructions of the processor for which it was compiled.

@@ -2,11 +2,11 @@
 
 python -m sparse_transformer.report --workdir=runs/digits
 
-Writes report.html into the workdir. It shows how the run was made, results,
-curves, patterns, heads, samples, bits by position, and the config. The page
-shows only what is already in the workdir. To add evaluations, samples or heads,
-first run `eval.py`, `python -m sparse_transformer.sample`, or
-`python -m sparse_transformer.explain` with --example.
+Writes report.html into the workdir. The page shows how the run was made, its
+results, curves, patterns, heads, samples and bits by position, and its config.
+It contains only what is already in the workdir. To add evaluations, samples or
+heads, first run `eval.py`, `python -m sparse_transformer.sample`, or `python -m
+sparse_transformer.explain` with --example.
 """
 
 import base64
@@ -239,7 +239,7 @@ def _evaluation(path):
 
 
 def _curves(experiment, lines):
-  """Returns a picture of bits by step."""
+  """Returns a plot of training and validation bits by step."""
   if not lines:
     return _text("No metrics yet.")
   figure = curves.bits_by_step(lines, experiment.source.unit)
@@ -294,14 +294,14 @@ def _config(config):
 
 
 def _origin(path):
-  """Returns a table of what made the samples or pictures, from a JSON file."""
+  """Returns a table of how samples or pictures were made, from JSON."""
   origin = atomic.read_json(path, dict) if path.exists() else {}
   rows = _known(origin, "step", "command")
   return _table((), rows) if rows else ""
 
 
 def _known(values, *names):
-  """Returns a row for each of the names that has a value."""
+  """Returns a table row for each name that has a value."""
   return [(x, values[x]) for x in names if values.get(x) not in (None, "")]
 
 

@@ -92,7 +92,7 @@ def _prompts(source, length, labels):
   Args:
     source: the run's source of data.
     length: the length of the sequences to draw.
-    labels: the labels of the order in which images are drawn.
+    labels: the labels of the scan order in which images are drawn.
 
   Returns:
     Integers [num, S]; S may be 0. With --prompt, all rows are equal.

@@ -1,10 +1,10 @@
 """The fields of a config: defaults, meanings, allowed values.
 
 Each group of fields is a dataclass, and each field has a rule for its values.
-Checks, `--help` and docs/config.md are derived from them. Conditions that
-depend on several fields, on the data or on the devices are checked where the
-values are used. So are the names of data sources, patterns, modes and backends,
-because other code can register more of them.
+Checks, `--help` and docs/config.md are derived from these dataclasses.
+Conditions that depend on several fields, on the data or on the devices are
+checked where the values are used. The names of data sources, patterns, modes
+and backends are checked there too, because other code can register more names.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ class Rule(NamedTuple):
 
 
 def integer(at_least: int, below: int = 2**31) -> Rule:
-  """Returns the rule for an integer, which by default fits in 32 bits."""
+  """Returns the rule for an integer; by default, it must fit in 32 bits."""
   return Rule(
     f"an integer at least {at_least} and below {below:,}",
     lambda x: type(x) is int and at_least <= x < below,
@@ -139,7 +139,8 @@ def field(
     default: the value if the config does not set the field.
     help: the meaning of the field, with its unit, for `--help` and
       docs/config.md.
-    rule: the rule for allowed values; by default, that of the default's type.
+    rule: the rule for allowed values; by default, the rule for the type of
+      `default`.
     affects: what a change of the value affects.
   """
   return dataclasses.field(
@@ -153,7 +154,7 @@ def field(
 
 
 class Group:
-  """Fields that belong together; can also be read as a mapping."""
+  """A group of related fields, which can also be read as a mapping."""
 
   def keys(self) -> Iterable[str]:
     """The names of the fields."""

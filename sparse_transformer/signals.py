@@ -33,15 +33,15 @@ class Stopped(Exception):
 class Signals:
   """A context manager that catches SIGTERM, SIGINT and SIGHUP.
 
-  A caught signal does not interrupt the work in progress. The work learns of it
-  when it reads `name`, the name of the signal, or calls `check`. A second
-  SIGTERM or SIGINT ends the process. A second SIGHUP does not, because when a
-  terminal closes, both the terminal and its shell may send one. Signals are
-  caught only if the context is entered in the main thread, and signals that the
-  process ignores from its start, as under nohup, stay ignored.
+  A caught signal does not interrupt the work in progress. The work notices the
+  signal when it reads `name`, the name of the signal, or calls `check`. A
+  second SIGTERM or SIGINT ends the process. A second SIGHUP does not end it:
+  when a terminal closes, both the terminal and its shell may send a SIGHUP.
+  Signals are caught only if the context is entered in the main thread. Signals
+  that the process ignores from its start, as under nohup, stay ignored.
 
-  Python runs signal handlers between two of its own instructions, so a handler
-  has to wait until a compilation ends. Meanwhile, a thread reports the signal,
+  Python runs signal handlers only between bytecode instructions, so a handler
+  has to wait until a compilation ends. Until then, a thread reports the signal,
   see `_tell`.
   """
 

@@ -1,4 +1,4 @@
-"""Explains how to run a script as a module, if it is run as a file.
+"""Tells users who run a script as a file how to run it as a module.
 
 When a script in this folder is run as a file, Python searches this folder
 first, so `import sparse_transformer` finds this file instead of the library.

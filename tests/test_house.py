@@ -62,17 +62,17 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_132,
-  "benchmarks": 29_601,
-  "commands": 20_193,
+  "attention": 41_134,
+  "benchmarks": 31_108,
+  "commands": 20_198,
   "data": 14_345,
   "figures": 2_794,
-  "library": 140_444,
-  "model": 15_838,
+  "library": 140_460,
+  "model": 15_848,
   "patterns": 15_623,
   "targets": 4_189,
-  "tests": 173_020,
-  "training": 26_330,
+  "tests": 173_512,
+  "training": 26_329,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -1,10 +1,10 @@
-"""The part of a cache for heads with one pattern, and attention of one step.
+"""The cache of heads with one pattern, and attention in a decoding step.
 
 A key occupies a slot from its own position until the last query that attends to
 it. For content-based patterns, all keys and buckets are kept.
 
-Axes: C KV heads of a group, each with R of its query heads; S slots, and one
-more into which keys are written that no query reads.
+Axes: C KV heads of a group, each with R of its query heads; S slots. Arrays
+  have S + 1 slots: keys that no query reads are written to the last one.
 """
 
 import dataclasses
@@ -27,11 +27,12 @@ from sparse_transformer.patterns.content import Content, Known
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CachePlan:
-  """The slots of keys of a causal pattern over n steps, as few as possible.
+  """The slot of each key of a causal pattern, for the fewest slots.
 
   This is like register allocation: a slot is a register, and a key is a value
-  that is live until its last reader. Reusing the slot that became free first
-  needs no more slots than the largest number of keys that are live at once.
+  that is live until its last reader. A new key reuses the slot that became free
+  first. The number of slots is then only the largest number of keys that are
+  live at the same time.
   """
 
   # int32 [n], the slot of each key; `size` for keys without a reader.
@@ -247,7 +248,7 @@ class Group:
     }
 
   def _mask(self, layer, t):
-    """Returns which slots contain keys of the query at t.
+    """Returns a mask of the slots with keys that the query at t attends to.
 
     The result is bool [B or 1, C R or 1, S + 1].
     """

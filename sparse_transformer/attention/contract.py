@@ -40,7 +40,7 @@ class Split(NamedTuple):
 
   @property
   def over_positions(self) -> Axes:
-    """The axes that split positions, here or around the caller."""
+    """The mesh axes that split positions, here or in an outer `shard_map`."""
     return self.within or self.positions
 
   @property
@@ -89,8 +89,8 @@ class Request:
   """A call of `attend`, described by everything that a backend may use.
 
   `attend` makes one for the entire call. Each device then gets a request for
-  its own sequences and heads. `first` is not included, because it may be
-  traced; see `vjp`.
+  its own sequences and heads. The argument `first` of `attend` is not part of a
+  request, because it may be traced; see `vjp`.
   """
 
   patterns: tuple[Pattern, ...]  # one for each query head
@@ -220,14 +220,14 @@ class Backend(Runner, Protocol):
   def unsupported(self, request: Request) -> str | None:
     """Returns why a request cannot run, or None if it can.
 
-    The reason is the end of an error message.
+    The returned text is used as the end of an error message.
     """
 
   @abc.abstractmethod
   def tile_size(self, part: Pattern, request: Request) -> int:
-    """Returns the tile of a part of one of the request's patterns.
+    """Returns the tile size for a part of one of the request's patterns.
 
-    The tile is `request.tile` or, if that is 0, chosen by the backend.
+    This is `request.tile`. If `request.tile` is 0, the backend chooses a size.
     """
 
   @abc.abstractmethod
@@ -246,7 +246,7 @@ class Backend(Runner, Protocol):
       layouts: the tiles of each device, in the device's own orders. These
         orders, `query_order` and `key_order`, fill whole tiles and are padded
         with -1.
-      request: a request for the heads with this part.
+      request: a request for the heads whose patterns include this part.
 
     Raises:
       Unsupported: this backend does not support positions split over devices.
@@ -266,9 +266,9 @@ def bias_at(bias_HD: jax.Array, distances: Any) -> jax.Array:
 
 
 def fit_tile(tile: int, n: int) -> int:
-  """Returns `tile`, or less if n positions fit into a smaller tile.
+  """Returns `tile`, or a smaller tile size if n positions fit into it.
 
-  The result is at least 32, unless `tile` is less.
+  The result is at least 32, unless `tile` itself is smaller.
   """
   return min(tile, max(SMALLEST_TILE, 1 << (n - 1).bit_length()))
 

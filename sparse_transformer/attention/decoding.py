@@ -60,7 +60,7 @@ def init_cache(
     layers: number of layers with these patterns.
 
   Returns:
-    A `Cache` without positions, for `fill_cache` or `attend_next` at t = 0.
+    An empty `Cache`. Pass it to `fill_cache`, or to `attend_next` at t = 0.
 
   Raises:
     ValueError: a pattern is invalid or not causal, or G does not divide H.
@@ -202,8 +202,8 @@ def attend_next(
       after the last one in this layer of the cache. This is not checked, and
       outputs are wrong otherwise.
     layer: index of the layer of the cache; it may be traced.
-    directions: as in `attend`; blocks are only those of position t, [batch,
-      heads, num].
+    directions: as in `attend`, except that block indices are given for position
+      t only, with shape [batch, heads, num].
     scale, softcap, sinks_H, bias_HD: as in `attend`.
 
   Returns:
@@ -250,7 +250,7 @@ def attend_next(
 def _check(cache, layer, directions, arrays, new=()):
   """Checks that arguments fit the cache, and returns the directions.
 
-  The arrays must be [B, *new, heads, ...].
+  The arrays must have shape [B, *new, heads, ...].
   """
   group = cache.groups[0]
   layers, batch, *_, qk_width = group.k.shape

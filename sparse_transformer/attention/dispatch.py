@@ -61,55 +61,58 @@ def attend(
       `jax_enable_x64`, float64.
     k_BMGK: keys [batch, n, KV heads, K], in the dtype of the queries. G must
       divide H; query head h uses KV head h // (H // G).
-    v_BMGE: values [batch, n, KV heads, E]. Their dtype may differ.
+    v_BMGE: values [batch, n, KV heads, E]. Their dtype may differ from the
+      dtype of the queries and keys.
     patterns: one pattern for all heads, or a tuple or list with one per query
       head, each a `Pattern` or its text, as in "Local(64) | Strided(64)".
-    segments_BL: integers [batch, n] that fit in 32 bits, such as the index of
-      the document at each position, and a different integer for padding. A
-      query attends only to keys of the same segment. Positions are still
-      counted from the start of the sequence, so `Strided` and `Block` do not
-      restart at each segment. Traced segments must not have a 64-bit dtype.
-    first: position of the first query, if there are fewer queries than keys: an
-      integer of at most n - L, which may be traced. `segments_BL` must still
-      cover all n positions. Content-based patterns do not support this.
-      Attention falls back to plain XLA, unless `backend` is "dense", because no
-      other backend supports it.
+    segments_BL: integers [batch, n] that fit in 32 bits, one for each position.
+      For packed documents, use the index of the document at each position, and
+      a different integer for padding. A query attends only to keys of the same
+      segment. Positions are still counted from the start of the sequence, so
+      `Strided` and `Block` do not restart at each segment. Traced segments must
+      not have a 64-bit dtype.
+    first: position of the first query, for calls with fewer queries than keys.
+      It is an integer of at most n - L, and may be traced. `segments_BL` must
+      still cover all n positions. Content-based patterns do not support
+      `first`. Only "dense" and plain XLA support it, so attention falls back to
+      plain XLA unless `backend` is "dense".
     sinks_H: a logit for each query head, called a sink. It takes part in the
       softmax like the score of one more key, but has no value. Gradients are
       computed for sinks.
-    bias_HD: [heads, distances], numbers that are added to the scores of each
-      query head after `softcap`. Distances q - k range from 1 - n to n - 1, or
-      further by the same amount on both sides. Gradients are computed for the
-      bias. -inf masks pairs, and tiles that are masked entirely are skipped.
-      Content-based patterns do not support a bias. Attention falls back to
-      plain XLA, unless `backend` is "dense", because no other backend supports
-      it.
-    scale: factor of the scores, 1 / sqrt(K) by default. It must be 0, or have a
-      size from 1e-18 to 1e18.
+    bias_HD: numbers [heads, distances] that are added to the scores of each
+      query head after `softcap`. The second axis contains the distances q - k
+      from 1 - n to n - 1. It may be longer if it is extended by the same amount
+      on both sides. Gradients are computed for the bias. -inf masks pairs, and
+      tiles that are masked entirely are skipped. Content-based patterns do not
+      support a bias. Attention falls back to plain XLA, unless `backend` is
+      "dense", because no other backend supports it.
+    scale: factor of the scores, 1 / sqrt(K) by default. It must be 0, or its
+      absolute value must be from 1e-18 to 1e18.
     softcap: a number c from 1e-18 to 1e18. After scaling, scores s are replaced
       by c tanh(s / c). 0 means no soft cap.
     directions: a dict of extra arrays for content-based patterns, keyed by
       pattern. No gradients are computed for them. `Routing` requires its
-      centroids; `LSH` draws random vectors from its seed by default. Both are
-      [heads, directions, K], where the axis of heads may be 1 if all heads
-      share them. `Selected` requires block indices, int32 [batch, heads, n,
-      num], where the axis of heads may also be 1 or G.
-    backend: "auto" runs tile by tile in linear memory, with a backend that
-      suits the default device. "dense" is the plain reference with n x n
-      memory. The other backends are "batched", "streamed", "triton", "cudnn"
-      and "mosaic".
+      centroids; `LSH` draws random vectors from its seed by default. Both have
+      shape [heads, directions, K], where the axis of heads may have size 1 if
+      all heads share the array. `Selected` requires block indices, int32
+      [batch, heads, n, num], where the axis of heads may also have size 1 or G.
+    backend: "auto" chooses a backend that suits the default device. This
+      backend computes attention tile by tile, in memory linear in n. "dense" is
+      the plain reference implementation, which needs n x n memory. The other
+      backends are "batched", "streamed", "triton", "cudnn" and "mosaic".
     tile: positions on a side of a tile; with 0, the backend chooses.
     spec: how the mesh in context (`jax.set_mesh`) splits arrays: the mesh axes
       that split sequences, positions and heads. Within `jax.shard_map`, arrays
       are the shards of one device, and `spec` is required if positions are
-      split. By default, explicit axes split as in the type of the queries, and
-      automatic axes split sequences if they divide the batch evenly.
+      split. By default, explicit mesh axes split arrays as in the sharding of
+      the queries' type. Automatic mesh axes split sequences if they divide the
+      batch evenly.
     return_lse: whether to also return the log-sum-exp.
 
   Returns:
     out_BLHE in the dtype of the values. With `return_lse`, (out_BLHE, lse_BLH),
-    where lse_BLH is the log-sum-exp of each query's scores in nats, including
-    its sink.
+    where lse_BLH is the log-sum-exp of each query's scores, in nats. It
+    includes the sink of the head, if there is one.
 
   Raises:
     ValueError: an argument is invalid.
@@ -201,8 +204,8 @@ def _check_slice(request):
 def _of_device(request, q_BLHK):
   """Returns the request for the sequences and heads of one device.
 
-  All devices run the same program, so heads are split only if the heads of each
-  device have the same patterns.
+  All devices run the same program. Heads are therefore split only if the split
+  gives all devices the same patterns.
   """
   split = request.split
   num_shards = shard_map.num_devices(q_BLHK, split.heads)

@@ -19,17 +19,18 @@ from sparse_transformer.patterns import Pattern
 
 
 def index_of(heads: Heads, num_heads: int) -> slice | np.ndarray:
-  """Returns an index of heads, or a slice for all, which copies nothing."""
+  """Returns an index of heads, or a slice for all heads, to avoid a copy."""
   if heads == tuple(range(num_heads)):
     return slice(None)
   return np.array(heads)
 
 
 def key_heads(heads: Heads, group: int) -> Heads:
-  """Returns KV heads. Each serves the same number of consecutive query heads.
+  """Returns the KV heads that query heads use.
 
-  A KV head is repeated if that is needed to make the numbers equal, as for
-  heads 0 to 2 in the example.
+  Each KV head in the result serves the same number of consecutive query heads.
+  KV heads are repeated if necessary, as KV head 0 is for query heads 0 to 2 in
+  the example.
 
   >>> key_heads((0, 1, 2, 3), 2), key_heads((0, 1, 2), 2)
   ((0, 1), (0, 0, 1))

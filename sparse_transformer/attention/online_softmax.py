@@ -6,8 +6,9 @@ pass, the inner loop carries a running softmax (Dao et al. 2022, arXiv
 2205.14135, section 3.1). In the backward pass, it carries the gradients, and
 recomputes weights from the final log-sum-exp.
 
-Tiles have three leading axes, such as A (tiles computed together), B (batch)
-and H (heads), in any order: queries [A, B, H, T, K], scores [A, B, H, T, S].
+Tiles have three leading axes in any order, for example A (tiles that are
+computed together), B (batch) and H (heads). In this example, queries have shape
+[A, B, H, T, K], and scores [A, B, H, T, S].
 """
 
 import abc
@@ -35,12 +36,12 @@ class Running(NamedTuple):
 
 
 class TileLoop(abc.ABC):
-  """Which query tiles meet which key tiles, and where arrays store them.
+  """Says which query tiles meet which key tiles, and where they are stored.
 
-  Index i is the group of query tiles, and j is the step. The loop runs on
-  arrays that `arrange_queries` and `arrange_keys` return. Arguments named
-  `arrays` are pytrees of arrays, and methods that take them return the same
-  structure.
+  Index i is the index of a group of query tiles, and j the index of a step. The
+  loop runs on arrays that `arrange_queries` and `arrange_keys` return.
+  Arguments named `arrays` are pytrees of arrays, and methods that take them
+  return the same structure.
 
   Attributes: num: number of groups. single: whether every group has only one
     step, with index j = i. The inner loop and the running softmax are then
@@ -70,7 +71,7 @@ class TileLoop(abc.ABC):
     return arrays
 
   def restore_keys(self, arrays: Any) -> Any:
-    """Undoes `arrange_keys` for gradients, which are summed."""
+    """Undoes `arrange_keys` for gradients, which are summed for each key."""
     return arrays
 
   def merge(self, out: Array, lse: Array) -> Softmax:
@@ -92,7 +93,8 @@ class TileLoop(abc.ABC):
   def bias(self, i: Array, j: Array) -> Array | None:
     """Returns the bias of a step's scores, [A, B, H, T, S], or None.
 
-    An axis may be 1 if its members share the bias, as those of the batch do.
+    An axis may have size 1 if the bias is the same along it, as it is along the
+    batch axis.
     """
     return None
 
@@ -127,7 +129,7 @@ class TileLoop(abc.ABC):
     x: Array,
     new: Array,
   ) -> Array:
-    """Returns x, an array of keys, plus the results of a step."""
+    """Returns x, gradients of keys or values, plus the gradients of a step."""
 
 
 def forward(
@@ -308,7 +310,7 @@ def pairs(
   q_at: Array,
   k_at: Array,
 ) -> Array:
-  """Returns pairs [..., T, S] at positions [..., T] and [..., S].
+  """Returns a mask [..., T, S] of pairs at positions [..., T] and [..., S].
 
   Positions of -1 are padding, and have no pairs.
   """
@@ -404,7 +406,7 @@ def _combine(first: Running, second: Running) -> Running:
 
 
 def _finish(running: Running) -> Softmax:
-  """Returns (out, log-sum-exp) of a running softmax; 0 and -inf if no keys."""
+  """Returns (out, lse) of a running softmax; 0 and -inf without keys."""
   accumulator, maximum, normalizer = running
   out = accumulator / jnp.where(normalizer == 0, 1, normalizer)
   return out, _log_sum(maximum, normalizer)
@@ -458,8 +460,8 @@ def add_sinks(
 ) -> Softmax:
   """Adds a sink to results: a key with a given score and a value of 0.
 
-  The remaining weight of the other keys is exp(lse) / (exp(lse) + exp(sink)),
-  which is a sigmoid.
+  The other keys keep a share of exp(lse) / (exp(lse) + exp(sink)) of the
+  weight. This share is sigmoid(lse - sink).
 
   Source: Xiao et al. 2023, arXiv 2309.17453, section 3.3, for a value of 0.
 
@@ -485,18 +487,18 @@ def add_sinks(
 
 
 def _scores(q, k, mask, scores, bias):
-  """Returns the scores of a tile, and their derivatives by the products.
+  """Returns scores of a tile, and their derivatives with respect to q k^T.
 
   Args:
     q: queries, scaled by `_scale`.
     k: keys.
-    mask: which pairs exist, booleans.
+    mask: a boolean mask of the pairs.
     scores: how scores are computed from products.
     bias: the bias that is added after the soft cap, or None.
 
   Returns:
-    (s, slope): the scores, -inf outside the mask, and ds / d(q k^T), which is a
-    single number if there is no soft cap.
+    (s, slope). s are the scores, which are -inf outside the mask. slope is ds /
+    d(q k^T), a single number if there is no soft cap.
   """
   # The factor that `_scale` has not yet applied.
   factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
@@ -529,11 +531,11 @@ def _dot(spec, a, b):
 
 
 def _scale(q, scores):
-  """Returns the factor by which to multiply queries: the scale of scores, or 1
-  for 16-bit dtypes, whose scores are scaled instead.
+  """Returns the factor by which queries are multiplied.
 
-  Scaling 16-bit queries would round them. With a scale of 1 / sqrt(32), for
-  example, lse would be off by 0.005.
+  This is the factor of the scores. For 16-bit dtypes, it is 1, and the scores
+  are scaled instead, because scaling 16-bit queries would round them. With a
+  scale of 1 / sqrt(32), for example, lse would be off by 0.005.
   """
   is_narrow = q.dtype.itemsize == 2
   factor = 1 if is_narrow else scores.factor(q.shape[-1])

@@ -1,9 +1,9 @@
 """Orders of positions, in which queries and keys are cut into tiles.
 
 The pairs of a pattern may be scattered in natural order, but form dense blocks
-in a different order. For example, a strided pattern is dense if positions are
-sorted by column. An order also stores the original positions, because masks are
-defined on these.
+in a different order. For example, the pairs of a strided pattern form dense
+blocks if positions are sorted by their remainder modulo the stride. An order
+also stores the original positions, because masks are defined on these.
 """
 
 import abc
@@ -173,8 +173,8 @@ def orders_of(layout: Layout) -> tuple[Order, Order]:
   """Returns the orders of queries and of keys of a layout, in whole tiles.
 
   Keys after the last tile that is processed are omitted if they are at least
-  half of all keys. Omitting fewer is not worth the copy that pads their
-  gradients.
+  half of all keys. If fewer keys were omitted, the savings would not be worth
+  the copy that pads the gradients of the omitted keys.
   """
   n = len(layout.query_order)
   num_rows = -(-n // layout.tile)

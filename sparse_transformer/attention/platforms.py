@@ -1,4 +1,4 @@
-"""The devices that programs are traced for, on this machine or absent."""
+"""The devices that programs target, which this machine may not have."""
 
 import contextlib
 import contextvars
@@ -19,7 +19,7 @@ def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
   """Returns a context manager that traces programs for absent devices.
 
   Within its `with` statement, backends choose kernels, tiles and limits as they
-  would on that device.
+  would on a device with this platform and capability.
 
   Args:
     platform: one of `PLATFORMS`.
@@ -35,7 +35,7 @@ def targeting(platform: str, capability: float = 0.0) -> Iterator[None]:
 
 
 def current_platform() -> str:
-  """Returns the platform of the default device, or the one of `targeting`."""
+  """Returns the platform that `targeting` set, or the default device's."""
   if target := _TARGET.get()[0]:
     return target
 
@@ -65,10 +65,10 @@ def compute_capabilities() -> set[float]:
 
 
 def before_ampere() -> str | None:
-  """Says that a GPU that programs are compiled for is too old for kernels.
+  """Returns an error message if a target GPU is too old for the kernels.
 
-  Returns None if there is none. Without a GPU, programs may be traced for one
-  that is not known.
+  Returns None otherwise, and also if no capability of a target GPU is known,
+  for example because programs are traced without a GPU.
   """
   oldest = min(compute_capabilities(), default=AMPERE)
   if oldest < AMPERE:
@@ -79,8 +79,8 @@ def before_ampere() -> str | None:
 def lacks(load: Callable[[], object]) -> str | None:
   """Returns why this version of JAX cannot import kernels, or None if it can.
 
-  The modules in which kernels are written are experimental in JAX, so any
-  release may move them.
+  Kernels are written with experimental modules of JAX, which any release of JAX
+  may move.
 
   Args:
     load: a function that imports the kernels.

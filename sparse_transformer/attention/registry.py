@@ -25,15 +25,15 @@ _AVOIDED: dict[str, str] = {}  # see `avoid`
 def register(
   name: str, backend: Backend, platforms: Sequence[str] = ()
 ) -> None:
-  """Adds a backend, which `attend` and a config can then name.
+  """Adds a backend, so that `attend` and configs can select it by name.
 
   Args:
     name: the name of the backend.
-    backend: the backend, which must be hashable because programs are cached by
-      it.
-    platforms: the platforms, out of `PLATFORMS`, on which "auto" tries it
-      before all backends that were registered earlier. On other platforms,
-      "auto" tries it after them.
+    backend: the backend. It must be hashable, because it is part of the key
+      under which programs are cached.
+    platforms: names from `PLATFORMS`. On these platforms, "auto" tries this
+      backend before all backends that were registered earlier. On other
+      platforms, "auto" tries it after them.
 
   Raises:
     ValueError: the name is taken, or a platform is unknown.
@@ -89,7 +89,7 @@ def resolve(name: str, request: Request) -> str:
 
 
 def explain_choice(name: str, *requests: Request) -> str:
-  """Explains which backend runs requests, and why not a preferred one.
+  """Explains which backend runs requests, and why preferred ones do not.
 
   Args:
     name: the name of a backend, as in `attend`.
@@ -112,7 +112,7 @@ def choose(name: str, request: Request) -> Backend | None:
 
 
 def _search(name, request):
-  """Returns (chosen backend, {backend that was tried before: why it cannot}).
+  """Returns (chosen backend, {rejected backend: why it was rejected}).
 
   "auto" first tries the backends that the platform prefers, the latest
   registered first. It then tries the others in the order of their registration.

@@ -1,9 +1,10 @@
 """Positions split over devices: which device computes which tiles.
 
 A sequence is split over S devices, in natural order, so that each device stores
-`own` consecutive positions. The work for a part of a pattern is divided into
-slices of positions, or into heads if slices would exchange too many keys. The
-code runs within `jax.shard_map`; `axes` are the mesh axes that split positions.
+`own` consecutive positions. The work for each part of a pattern is divided over
+devices, into slices of positions. If slices would require devices to exchange
+too many positions, the work is divided by head instead. The code runs within
+`jax.shard_map`; `axes` are the mesh axes that split positions.
 """
 
 import dataclasses
@@ -250,7 +251,7 @@ def _inverse(read, num_held):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class OverHeads(Arrangement):
-  """An order in which each device gets all positions, for some heads."""
+  """An order in which each device has all positions of some of the heads."""
 
   axes: Axes
   order: Arrangement  # the order of positions on one device
@@ -275,7 +276,8 @@ def to_heads(axes: Axes, arrays: Any) -> Any:
       such as segments, is gathered on all devices.
 
   Returns:
-    Arrays [B, L, H / S, ...], of which device i gets the i-th share of heads.
+    Arrays [B, L, H / S, ...]. Device i gets the i-th of S equal shares of the
+    heads.
   """
 
   def exchange(x_BLH):
@@ -371,9 +373,10 @@ def _keys(part, layout, device, num_devices, own):
     own: number of positions that each device stores.
 
   Returns:
-    The position of the key at each place of each device, int [S, places], -1
-    for keys that no query needs; and the column of each tile in the device's
-    order of keys, int [tiles].
+    (positions, columns). `positions`, int [S, places], contains the position of
+    the key at each place of each device, or -1 for keys that no query needs.
+    `columns`, int [tiles], contains the column of each tile in its device's
+    order of keys.
   """
   tile = layout.tile
   num_cols = -(-len(layout.key_order) // tile)
@@ -419,8 +422,9 @@ def plan_device(
 ) -> contract.Plans:
   """Returns the plans of a device if positions are split over devices.
 
-  A part runs in slices. If slices would send a device more positions than it
-  stores, and the KV heads can be split evenly, heads are split instead.
+  By default, a part is split into slices of positions. It is split by head
+  instead if slices would send a device more positions than it stores, and if
+  the KV heads can be split evenly.
   """
   axes = request.split.over_positions
   num_devices = lax.axis_size(axes)
@@ -455,7 +459,10 @@ def plan_device(
 
 
 def _divisor_tile(backend, part, request, own):
-  """Returns a tile that divides a device's positions, unless too small."""
+  """Returns a tile size that divides a device's number of positions.
+
+  If that size would be too small, returns the tile size of the backend.
+  """
   # Tiles that divide a device's positions need no padding.
   tile = backend.tile_size(part, request)
   divisor = math.gcd(tile, own)
@@ -493,7 +500,7 @@ def _tables(backend, part, slices, request):
 def own_heads(
   request: contract.Request, arrays: Any
 ) -> tuple[contract.Request, Any]:
-  """Returns the request for a device's heads at all positions, and arrays.
+  """Returns the request and the arrays of a device's heads, at all positions.
 
   All devices run the same program, so their heads must have equal patterns.
 

@@ -68,9 +68,9 @@ def split_of(q_BLHK: jax.Array, spec: PartitionSpec | None) -> Split:
 def _default_split(q_BLHK, mesh):
   """Returns the split if no spec is given.
 
-  Explicit axes split as in the type of the queries. The split of automatic axes
-  is not known while tracing, so they are assumed to split sequences if they do
-  so evenly.
+  Explicit axes split arrays as in the sharding of the queries' type. How
+  automatic axes split arrays is not known during tracing, so they are assumed
+  to split sequences if they divide the batch evenly.
   """
   split = _split_by(jax.typeof(q_BLHK).sharding.spec, mesh)
   sequences = split.sequences
@@ -82,7 +82,7 @@ def _default_split(q_BLHK, mesh):
 
 
 def _split_by(spec, mesh):
-  """Converts a spec of queries to a split, without axes of a single device."""
+  """Converts a spec of queries to a `Split`, without mesh axes of size 1."""
   single = {axis for axis in mesh.axis_names if mesh.shape[axis] == 1}
   axes = [_without(_axes(entry), single) for entry in spec[:3]]
   # A spec may be shorter than the axes of the array.
@@ -120,9 +120,10 @@ def on_any_mesh(
 
   Args:
     attention: a function (arrays, rest) of the shards of one device.
-    split, arrays: arrays [B, L, H, ...], and how they are split. On explicit
-      axes, results are split like the first array.
-    rest, specs: a pytree of other arrays, and a prefix of it with their specs.
+    split, arrays: how arrays are split, and the arrays [B, L, H, ...]. On
+      explicit axes, results are split like the first array.
+    rest, specs: a pytree of other arrays, and their specs, as a prefix of this
+      pytree.
 
   Returns:
     (out_BLHE, lse_BLH) of all devices, split as `split` says.

@@ -58,10 +58,11 @@ def verify(
 ) -> Report:
   """Compares `attend` on this device with plain XLA in float32.
 
-  Outputs, log-sum-exp and gradients are compared with those of "dense" for at
-  most 518 positions, and with those of "batched" for n positions if n is
-  larger. Content-based pairs are not checked. Kernels run in the calling
-  process, so a kernel that hangs or crashes takes the process with it.
+  Outputs, log-sum-exps and gradients are compared with those of "dense", for n
+  positions but at most 518. If n is larger than 518, they are also compared
+  with those of "batched", for n positions. Content-based pairs are not checked.
+  Kernels run in the calling process, so a kernel that hangs or crashes takes
+  the process with it.
 
   Args:
     patterns: as in `attend`.
@@ -155,7 +156,7 @@ def run(
 ) -> tuple[jax.Array, ...]:
   """Computes (out, lse, dq, dk, dv) for inputs from `draw`.
 
-  lse is 0 if it is -inf, or if the request does not return it.
+  In lse, 0 replaces -inf. All of lse is 0 if the request does not return it.
   """
   q, k, v, dout, dlse = inputs
   batch, n = q.shape[:2]
@@ -188,7 +189,7 @@ def run(
 def draw(request: Request) -> tuple[np.ndarray, ...]:
   """Draws the inputs of `run` for a request, three sequences in all.
 
-  The scores of the sequences differ in size, see `SCORES`.
+  The sequences have scores of different magnitudes, see `SCORES`.
 
   Returns:
     q, k, v and the cotangents of out and lse, [3, n, H, ...] in natural order.
@@ -251,8 +252,9 @@ def compare(
 ) -> tuple[dict[str, float], list[str]]:
   """Returns the error of each result of `run`, and a phrase for each fault.
 
-  Errors are relative to the largest value of a head, or absolute for lse. They
-  are divided by the factors in `ALLOWED`.
+  Errors are relative to the largest absolute value of a head; errors of lse are
+  absolute. All errors are then divided by the factor of their sequence in
+  `ALLOWED`.
   """
   errors = {}
   faults = []

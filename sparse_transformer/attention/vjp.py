@@ -1,10 +1,10 @@
 """The custom derivatives of attention: one backward pass for all plans.
 
 The results of plans are merged by log-sum-exp. In the backward pass, each plan
-recomputes its weights from the merged log-sum-exp, so no array of size n x keys
-is stored. The merge itself needs no derivatives, because the gradients of
-queries, keys and values are sums over all pairs, however these are divided into
-plans.
+recomputes its weights from the merged log-sum-exp, so no array with the weights
+of all pairs is stored. The merge itself needs no derivatives: the gradients of
+queries, keys and values are sums over all pairs, and do not depend on how pairs
+are divided into plans.
 """
 
 import dataclasses
@@ -115,8 +115,9 @@ run_plans.defvjp(_forward, _backward)
 def _plan(backend, request, num_queries, bias_HD, runtime_tables, first):
   """Makes all plans of a device.
 
-  Both passes call this, because plans cannot be passed between them like
-  arrays. Backends cache their plans, so a second call costs nothing.
+  The forward and the backward pass both call this function, because plans,
+  unlike arrays, cannot be passed from one to the other. Backends cache their
+  plans, so a second call costs nothing.
 
   Args:
     backend: the backend that `registry.choose` chose for static pairs.
@@ -282,7 +283,7 @@ def _arranged(plan, heads, queries, keys):
 
 
 def _take(heads, arrays):
-  """Returns arrays for some heads; a single head, as of segments, stays."""
+  """Selects heads of arrays, except of arrays with only one head."""
 
   def take(x_BLH):
     num_heads = x_BLH.shape[2]

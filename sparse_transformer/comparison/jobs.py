@@ -56,8 +56,8 @@ ALONE = (MachinePart(),)
 def divide_machine(number: int, budgets: Set[str]) -> Sequence[MachinePart]:
   """Divides the machine among runs that train in parallel.
 
-  All parts have equally many GPUs or, on a CPU, equally many cores. The
-  remainder of the division stays idle, so that no run is faster than another.
+  All parts have equally many GPUs or, on a CPU, equally many cores. Any GPUs or
+  cores that are left over stay idle, so that no run is faster than another.
 
   Args:
     number: the number of parts, from --jobs.
@@ -226,7 +226,7 @@ def _start(job, part, writes):
 
 
 def _reason(job, status, writes):
-  """Returns why a command failed, with its last line of output if in a file."""
+  """Returns why a command failed, and the last line of any output file."""
   # In Python, the status of a process that signal N ended is -N.
   reason = f"it ended with status {status}"
   if status < 0:

@@ -49,7 +49,8 @@ class Comparison:
     root: the folder of the comparison.
     vary: the field that is compared. Its values are called choices.
     budget: the budget of each run.
-    seeds: the seeds of the runs with each choice. Tuning uses the next seed.
+    seeds: the seeds of the runs with each choice. Tuning runs use the seed
+      after the last of these.
     tune: the field that is tuned for each choice, or None. Its values are
       called candidates.
     tune_budget: the budget of each tuning run; if None, `budget`.
@@ -102,8 +103,8 @@ class Comparison:
   def tuning(self) -> list["Trial"]:
     """The tuning runs: each choice with each candidate.
 
-    They use a seed that no other run has, so that candidates are not chosen by
-    the losses that are reported.
+    Tuning runs use a seed that no other run uses. Candidates are therefore not
+    chosen by the same losses that are reported.
     """
     candidates = self.tune.values if self.tune else ()
     return [Trial(self, x, y) for y in candidates for x in self.choices]
@@ -130,8 +131,8 @@ class Comparison:
   def about(self) -> dict[str, Any]:
     """Returns what identifies this comparison, as JSON.
 
-    It is written to the folder of the comparison, which is resumed only if it
-    is the same.
+    This record is written to the folder of the comparison. A comparison is
+    resumed only if it has the same record as the one in its folder.
     """
     identity = dict(
       field=self.vary.field,

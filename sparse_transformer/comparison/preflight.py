@@ -45,8 +45,9 @@ def begin(plan: Comparison, number: int = 1) -> None:
 def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
   """Checks the runs of a comparison as far as possible without training.
 
-  Nothing is computed on a GPU, because JAX would then allocate most of its
-  memory for this process, and the processes of the runs need it.
+  The check computes nothing on a GPU. Otherwise, JAX would allocate most of the
+  GPU's memory for this process, and too little would remain for the processes
+  of the runs.
 
   Args:
     plan: the comparison.
@@ -57,8 +58,9 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
     The descriptions of all data, see `Source.digest`.
 
   Raises:
-    ValueError or OSError: a run is impossible, units of losses differ, or the
-      numbers of keys differ although they must be equal.
+    ValueError or OSError: a run is impossible, the losses of runs have
+      different units, or `plan.equal_keys` is set and the numbers of keys per
+      query differ by more than 10 %.
   """
   sources: dict[schema.Data, data.Source] = {}  # equal data are read once
   keys: dict[str, float] = {}
@@ -95,8 +97,8 @@ def check_runs(plan: Comparison, number: int = 1) -> list[dict]:
 def _check_run(experiment):
   """Raises ValueError or OSError if a run is impossible.
 
-  This finds errors that would otherwise occur after hours, such as a missing
-  test split, or weights that do not fit the network.
+  The check finds errors that would otherwise occur only after hours of
+  training, such as a missing test split or weights that do not fit the network.
   """
   loop.check(experiment)
   for split in "validation", "test":
@@ -113,9 +115,9 @@ def _check_run(experiment):
 
 
 def _distinct(plan: Comparison) -> Iterable[Trial]:
-  """Yields runs that differ in more than their seed.
+  """Yields the runs of a plan, with a single seed for each setting.
 
-  If these runs are possible, all runs of the plan are.
+  If these runs are possible, the runs with other seeds are possible, too.
   """
   seed = plan.seeds[-1] + bool(plan.tune)  # the highest seed in use
   candidates = plan.tune.values if plan.tune else [""]

@@ -37,7 +37,7 @@ MARKERS = "os^Dv<>P"
 
 
 def curve(lines: Iterable[Mapping]) -> Run:
-  """Returns the validations of a run, from the lines of its metrics.
+  """Returns the validation curve of a run, from the lines of its metrics.
 
   Returns:
     {column: values} for the columns of `COLUMNS`. Values are rounded to 5
@@ -56,8 +56,8 @@ def tuning(trials: Iterable[Trial], scores: Iterable[Run | None]) -> Run:
       None if training diverged.
 
   Returns:
-    A dict of `scores`, the bits as {choice: {candidate: bits}}, None if
-    training diverged; and `best`, {choice: its best candidate}.
+    A dict with two entries. `scores` is {choice: {candidate: bits}}, where bits
+    are None if training diverged. `best` is {choice: its best candidate}.
 
   Raises:
     ValueError: training diverged with every candidate of a choice.
@@ -89,8 +89,9 @@ def make_record(
   """Returns the record of finished runs, with the best choice in the first row.
 
   Args:
-    provenance: the description of the comparison, see `Comparison.about`, and
-      its unit, commit, versions and command.
+    provenance: the description of the comparison, as `Comparison.about` returns
+      it, together with the unit of losses, the commit, the versions and the
+      command.
     runs: the runs, see `trials.collected`.
     tuned: the result of `tuning`, or None without tuning.
   """
@@ -116,8 +117,8 @@ def make_record(
 def time_of(provenance: Mapping[str, Any]) -> str:
   """Returns the clock that the table and the figure use.
 
-  This is CPU time, which depends less on other programs, unless the budget is
-  in seconds of elapsed time.
+  If the budget is in seconds of elapsed time, the clock is elapsed time.
+  Otherwise, it is CPU time, which depends less on other programs.
   """
   return (
     "seconds" if provenance["budget"][0] == "seconds" else "processor_seconds"
@@ -135,7 +136,8 @@ def _row(runs, first=()):
 
   Args:
     runs: the runs with this choice, at least one.
-    first: the runs with the choice from which gaps are measured; may be empty.
+    first: the runs of the baseline. The gap of a row is the difference from
+      their mean. If empty, the row has no gap.
   """
   bits = [run["validation"]["bits_per_dim"] for run in runs]
   accuracy = [run["validation"].get("accuracy") for run in runs]
@@ -169,8 +171,8 @@ def mean(
 ) -> dict[str, Any]:
   """Returns a mean, or a difference of two means, with a confidence interval.
 
-  The interval of a difference is that of Welch's t-test, which does not assume
-  equal variances. The interval of a single mean is that of Student's t-test.
+  For a difference, the interval is computed by Welch's t-test, which does not
+  assume equal variances. For a single mean, it is computed by Student's t-test.
 
   Args:
     values: at least one value.
@@ -178,7 +180,7 @@ def mean(
 
   Returns:
     A dict of `mean` and `error`, which is half of the 95 % confidence interval.
-    The error is None if either mean is of a single value.
+    The error is None if `values` or `minus` contains only one value.
   """
   center = statistics.fmean(values) - (statistics.fmean(minus) if minus else 0)
 
@@ -225,8 +227,9 @@ class Band(NamedTuple):
 def over_seeds(runs: Sequence[Run], axis: str) -> Band:
   """Returns the curves of several seeds, by steps or by a clock.
 
-  The points are those at which any seed was validated, within the range that
-  all curves cover. At each point, the other curves are interpolated linearly.
+  The points are all steps or times at which some seed was validated, within the
+  range that all curves cover. If a seed was not validated at a point, its curve
+  is interpolated linearly.
 
   Args:
     runs: at least one run, see `trials.collected`.
@@ -322,8 +325,9 @@ def notes(record: Record) -> str:
 def _blind(rows):
   """Returns sentences about symbols that only some choices can see, or "".
 
-  Such choices are not comparable, because they differ in which symbols they
-  see, not only in how well patterns use them.
+  Such choices are not comparable with the others. Their gap includes the value
+  of the symbols that they cannot see, so it does not show how well their
+  patterns use the other symbols.
   """
   text = ""
   for name in rows[0]["sees"]:
@@ -342,7 +346,7 @@ def grid(record: Record) -> tuple[Table, str]:
 
   Returns:
     (table, note). The first row of the table contains the titles. Each further
-    row belongs to a choice, with its best bits in brackets.
+    row contains the bits of one choice, with the best in brackets.
   """
   provenance = record["about"]
   tuned, candidates = provenance["tune"]
@@ -377,9 +381,9 @@ def grid(record: Record) -> tuple[Table, str]:
 def draw_curves(record: Record) -> "style.Figure":
   """Draws a figure of validation bits by time and by steps.
 
-  The marker at the end of a curve is the score in the table. It is not
-  connected to the curve, because it is the score of the best checkpoint on the
-  entire split, whereas the curve may show scores on a part of the split.
+  The marker at the end of a curve shows the score in the table: the score of
+  the best checkpoint on the entire split. The marker is not connected to the
+  curve, because the curve may show scores on only a part of the split.
   """
   provenance = record["about"]
 

@@ -1,4 +1,4 @@
-"""Runs train.py, and then scores the run as by eval.py, in one process.
+"""Runs train.py, and then scores the run as eval.py would, in one process.
 
 python sparse_transformer/comparison/run.py train.py --config=... --workdir=...
 """
@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 def score(argv: Sequence[str]) -> None:
   """Scores the best checkpoint of --workdir on the validation split.
 
-  It uses the flags of the run that has ended. It runs in the same process,
-  because JAX is already loaded there.
+  The function uses the flags that train.py has parsed. It runs in the process
+  that trained, because JAX is already loaded there.
   """
   # Import these after the run, when train.py has already loaded them.
   from sparse_transformer.cli import flags

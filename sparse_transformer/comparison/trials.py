@@ -93,7 +93,7 @@ def _job(trial, script, flags, remark=""):
 
 
 def _ended_as(trial: Trial) -> str | None:
-  """Returns the split in the last line of a run's metrics, or None.
+  """Returns the field `split` in the last line of metrics.jsonl, or None.
 
   Raises ValueError if the folder contains a run with another config.
   """
@@ -112,8 +112,8 @@ def evaluation(trial: Trial, split: str) -> dict[str, Any] | None:
   """Returns the score of a run's best checkpoint on a split.
 
   Returns:
-    The fields of the file that eval.py wrote, or None if the checkpoint has no
-    such score.
+    The fields of the file that eval.py wrote, or None if no file contains a
+    score of this checkpoint with the default settings of a comparison.
   """
   # A user may have scored the run with other settings, which are not
   # comparable.

@@ -13,14 +13,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-  """Leaves examples in their own order. Subclasses reorder them by labels.
+  """Leaves examples in their own order. Subclasses define other orders.
 
-  Arrangements are compared by value, because they are part of the config of a
-  network, by which compiled programs are cached.
+  Each order is identified by O integers, its labels. Arrangements are compared
+  by value, because they are part of a network's config, and compiled programs
+  are cached by this config.
   """
 
   def __len__(self) -> int:
-    """Returns the number O of labels of an order; 0 if there is one order."""
+    """Returns O, the number of labels per order; 0 if only one order exists."""
     return 0
 
   def draw(self, *seed: int) -> tuple[int, ...]:
@@ -30,7 +31,7 @@ class Arrangement:
       *seed: integers; the same integers give the same order.
 
     Returns:
-      The labels of the order, O integers.
+      The O integer labels that identify the order.
     """
     del seed
     return ()
@@ -71,11 +72,11 @@ class Arrangement:
 
     Args:
       rows_BL: one number per symbol, such as the symbol itself or its loss, in
-        the order with these labels. Labels are not part of a row.
+        the order that `labels` identifies. The rows do not include the labels.
       labels: the labels of the order, O integers.
 
     Returns:
-      The numbers in the own order of examples, [B, L].
+      The numbers in the original order of the example, [B, L].
     """
     del labels
     return rows_BL

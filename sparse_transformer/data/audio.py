@@ -74,8 +74,8 @@ class Audio(codecs.Codec):
   ) -> list[pathlib.Path]:
     """Writes each row as a 16-bit WAV file: STEM_0.wav, STEM_1.wav and so on.
 
-    Existing files with such names are deleted, because there may have been more
-    samples before.
+    Existing files with such names are deleted first. Otherwise, some of them
+    would remain if an earlier call wrote more samples.
     """
     import scipy.io.wavfile
 
@@ -195,8 +195,9 @@ def _to_wave(samples, path):
   """Converts samples of any dtype to floats in [-1, 1].
 
   In WAV files, 8-bit samples are unsigned, and longer integers are signed.
-  Float samples are not scaled, and may slightly exceed this range. Raises
-  ValueError if they are not finite, or if their scale is wrong.
+  Float samples are not scaled, so they may slightly exceed [-1, 1]. Raises
+  ValueError if float samples are not finite, or if they are too large to be
+  samples in this range.
   """
   if samples.dtype == np.uint8:
     return samples / 128 - 1

@@ -49,7 +49,7 @@ def cifar10_distaug(config: ConfigDict) -> Images:
 
 
 def _in_color(config, seed):
-  """Returns the images of CIFAR-10; `seed` chooses those for validation."""
+  """Returns the images of CIFAR-10; `seed` selects the validation images."""
   return Images(
     shape=(32, 32, 3),
     vocab_size=256,
@@ -96,7 +96,7 @@ def root(data_dir: str) -> pathlib.Path:
 
 
 def _paths(config):
-  """Returns the files of the copy that is read, for the checksum."""
+  """Returns the files of the CIFAR-10 copy in use, to compute a checksum."""
   return sorted(newest(config.path).glob("*.array_record-*"))
 
 
@@ -106,9 +106,9 @@ def _load(config, example, seed=0):
   Args:
     config: the `data` group of a config.
     example: converts a record, with "image" and "label", to an example.
-    seed: the seed that chooses the images for validation. If it is not 0, it
-      shuffles the indices of images in the original files, as in the released
-      code, rather than the indices of records.
+    seed: the seed that chooses the images for validation. Seed 0 shuffles the
+      indices of records. Any other seed shuffles the indices of images in the
+      original files, as in the released code.
   """
 
   @functools.cache
@@ -144,7 +144,8 @@ def _load(config, example, seed=0):
 def newest(data_dir: str) -> pathlib.Path:
   """Returns the folder of the newest version of CIFAR-10.
 
-  A copy prepared by tensorflow-datasets is preferred to one of our builder.
+  If both exist, a copy prepared by tensorflow-datasets is preferred to a copy
+  prepared by our builder.
 
   Args:
     data_dir: the folder of all data sets, or the folder of either copy.
@@ -178,7 +179,7 @@ def newest(data_dir: str) -> pathlib.Path:
 
 
 def _read(folder, split, example):
-  """Returns `example` of each record; raises ValueError if one is damaged."""
+  """Applies `example` to each record; raises ValueError if one is damaged."""
   import PIL.Image
   import tensorflow_datasets as tfds
 

@@ -18,7 +18,7 @@ class Codec:
   Attributes:
     vocab_size: the number of distinct symbols.
     unit: the unit of losses, bits per symbol, such as bits/byte.
-    symbols: describes what the symbols mean, in order.
+    symbols: describes what the symbols 0, 1, ... mean.
     separator: the symbol after each document, or None.
     suffix: the suffix of files of samples.
   """
@@ -45,10 +45,10 @@ class Codec:
     raise NotImplementedError
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:
-    """Returns the symbols of a file of data, as one array.
+    """Returns the symbols of a data file, as a list of one array.
 
-    For an archive, it returns an array per file. Raises ValueError if the file
-    is damaged or has a different format.
+    For a .zip file, the list contains an array for each file in it. Raises
+    ValueError if the file is damaged or has a different format.
     """
     return [self.decode(data, path) for data in files.parts(path)]
 
@@ -70,7 +70,8 @@ class Codec:
   def num_bytes(self, symbols: np.ndarray) -> int | None:
     """Returns the number of bytes of text that tokens represent.
 
-    Bits per byte of text can be compared between tokenizers.
+    This number converts losses to bits per byte of text, which can be compared
+    between tokenizers.
 
     Args:
       symbols: the tokens, integers [n].
@@ -92,7 +93,7 @@ def warn_of_file(path: pathlib.Path, oddity: str, result: str) -> None:
     path: the file.
     oddity: a noun phrase that completes the warning "PATH has ...", for example
       "samples outside -1..1".
-    result: what happens to it, or what to do.
+    result: what happens as a result, or what the user should do.
   """
   message = f"{path} has {oddity}, and other files may, too; {result}"
   files.warn(message, topic=oddity)
@@ -110,7 +111,7 @@ def letter_table(letters: str) -> bytes:
 def check_letters(
   text: bytes | bytearray, letters: str, path: pathlib.Path, known: str
 ) -> None:
-  """Raises ValueError if text contains other characters than some letters.
+  """Raises ValueError if text contains characters that are not in `letters`.
 
   Args:
     text: the contents of a file.

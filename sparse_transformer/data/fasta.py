@@ -38,15 +38,16 @@ UPPERCASE = bytes(range(256)).upper().replace(b"U", b"T")
 
 @dataclasses.dataclass(frozen=True)
 class Fasta(codecs.Codec):
-  """The concatenated records of a FASTA file, as four bases.
+  """The concatenated records of a FASTA file, with one symbol per base.
 
-  An ambiguous letter is replaced by one of the bases that it may represent,
-  drawn with a fixed seed, and a warning reports it. Lowercase letters are read
-  as uppercase, and U is read as T.
+  An ambiguous letter is replaced by one of the bases that it may represent. The
+  base is drawn with a fixed seed, and a warning reports the replacement.
+  Lowercase letters are read as uppercase, and U is read as T.
 
   Attributes:
-    separator: 4 if each record is a document, which then ends with this
-      symbol. None if records simply follow each other.
+    separator: the symbol 4 if each record is a document; each document then
+      ends with this symbol. None if records are concatenated without a
+      separator.
   """
 
   separator: int | None = None
@@ -96,7 +97,7 @@ class Fasta(codecs.Codec):
     return symbols
 
   def _letters(self, data):
-    """Returns the letters of all records, each followed by END if documents."""
+    """Returns the letters of all records, with END after each document."""
     end = b"" if self.separator is None else END.encode()
     mark = lambda line: end if line[0].startswith(b">") else b""
     # Replace headers by END and remove comments, before line breaks are

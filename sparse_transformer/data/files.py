@@ -63,8 +63,8 @@ def warn(message: str, topic: str = "") -> None:
   Args:
     message: what is unusual, and its consequence.
     topic: the topic of the message. Only the first message about a topic is
-      printed, because the same may apply to thousands of files. By default, the
-      message itself.
+      printed, because a warning may apply to thousands of files. The default
+      topic is the message itself.
   """
   topic = topic or message
   if topic not in WARNED:
@@ -76,8 +76,8 @@ def warn(message: str, topic: str = "") -> None:
 def blame(culprit: pathlib.Path | str) -> Iterator[None]:
   """Converts errors of a library to a ValueError that names a file.
 
-  Errors of the operating system are not converted, except EINVAL, which a
-  library causes by an invalid position in the file.
+  Errors of the operating system are not converted. The exception is EINVAL,
+  which occurs when a library seeks to an invalid position in the file.
 
   Args:
     culprit: the file or folder that is read, which the error names.
@@ -125,7 +125,7 @@ def check_path(path: str) -> pathlib.Path:
 
 
 def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
-  """Warns if files that will be concatenated are named after several splits.
+  """Warns if the names of files to concatenate refer to different splits.
 
   Args:
     place: the folder or archive that contains them.
@@ -146,7 +146,7 @@ def check_names(place: pathlib.Path, names: Iterable[str]) -> None:
 
 
 def is_hidden(name: str) -> bool:
-  """Returns whether a name shows that it is not data, as .git or a.txt~."""
+  """Returns whether to ignore a file by its name, such as .git or a.txt~."""
   return name.startswith(".") or name.endswith(NO_DATA)
 
 
@@ -222,7 +222,7 @@ class Mapped(np.memmap):
 
 
 def map_array(path: pathlib.Path) -> np.ndarray:
-  """Maps the array in a .npy file, or any other file as uint16, into memory.
+  """Memory-maps the array in a .npy file; maps any other file as uint16.
 
   Raises ValueError if the file is not a regular file, is damaged, or contains
   more than one array. If the file becomes shorter later, indexing the array
@@ -307,7 +307,7 @@ def _members(decompressor, data):
 
 
 def kind(data: bytes) -> str:
-  """Returns the kind of data that are not text, as "gzip data", else ""."""
+  """Names the format of binary data, such as "gzip data"; "" for text."""
   if match := KINDS.match(data):
     return f"{match.lastgroup} data"
   return "zero bytes" if b"\0" in data else ""

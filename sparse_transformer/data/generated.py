@@ -89,9 +89,9 @@ def _source(config, vocab_size, bits, generate):
   Args:
     config: the `data` group of a config.
     vocab_size: the number of distinct symbols.
-    bits: the expected loss of the optimal predictor on a sequence, in bits.
-    generate: a function of a random state and a number of sequences that
-      returns uint8 [number, length].
+    bits: the expected loss of the optimal predictor, in bits per sequence.
+    generate: a function (random state, number of sequences) -> uint8 [number,
+      length].
   """
   n = config.length
   columns = config.columns

@@ -42,9 +42,9 @@ def digits(config: ConfigDict) -> Images:
 def _order(number):
   """Returns a fixed random order, for images that are in no meaningful order.
 
-  It uses RandomState, because NumPy guarantees the same order in all versions
-  only for RandomState, not for Generator (NEP 19). So a held-out image stays
-  held out.
+  The order is drawn with RandomState, not Generator, because NumPy guarantees
+  only for RandomState that all versions draw the same order (NEP 19). A
+  held-out image therefore stays held out.
   """
   return np.random.RandomState(0).permutation(number)
 
@@ -82,9 +82,9 @@ def imagenet64(config: ConfigDict) -> Images:
 def any_images(config: ConfigDict) -> Images:
   """PNG or JPEG files of equal size in a folder, or images in .npy files.
 
-  Unless names define the splits, images are shuffled before they are split,
-  because they may be sorted by class. Clips are not shuffled, because they are
-  in order of time.
+  If names do not define the splits, images are shuffled before they are split,
+  because they may be sorted by class. Clips are assumed to be in chronological
+  order, so they are not shuffled.
   """
   path = files.check_path(config.path)
   if path.is_file() and path.suffix.lower() != ".npy":
@@ -104,8 +104,8 @@ def any_images(config: ConfigDict) -> Images:
 def _has_arrays(folder):
   """Returns whether the images of a folder are read from .npy files.
 
-  They are if a .npy file is named after a split, or if there are .npy files but
-  no pictures.
+  This is the case if a .npy file is named after a split, or if the folder
+  contains .npy files but no PNG or JPEG files.
   """
   if any(splits.FILE.fullmatch(x.name) for x in folder.glob("*.npy")):
     return True
@@ -116,7 +116,7 @@ def _has_arrays(folder):
 def _distinct(groups):
   """Returns the files of all splits without duplicates.
 
-  Two splits may consist of the same files.
+  Duplicates occur because two splits may consist of the same files.
   """
   return list(dict.fromkeys(itertools.chain.from_iterable(groups.values())))
 
@@ -194,7 +194,7 @@ def _divide(groups, fractions, frames=1):
   """Divides images into the splits that names do not define.
 
   Images are shuffled in a fixed order, because files may be sorted by class.
-  Clips stay in the order of time.
+  Clips stay in chronological order.
   """
   if "validation" in groups:
     return groups
@@ -266,8 +266,8 @@ def _geometry(path):
 def _mode(image):
   """Returns the mode of a picture.
 
-  The mode is marked if Pillow would lose something on conversion: transparency,
-  16-bit levels, or further frames.
+  A suffix is added to the mode if a conversion by Pillow would lose
+  information: transparency, 16-bit levels, or further frames.
   """
   mode = image.mode
   if "transparency" in image.info:

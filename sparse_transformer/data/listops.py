@@ -1,7 +1,8 @@
 """ListOps: nested operations on lists of digits, labelled with their values.
 
-Source: Nangia and Bowman 2018, arXiv 1804.06028. The depth and the number of
-arguments are those of Long Range Arena (Tay et al. 2020, arXiv 2011.04006).
+Source: Nangia and Bowman 2018, arXiv 1804.06028. The maximum depth and the
+  maximum number of arguments are the same as in Long Range Arena (Tay et al.
+  2020, arXiv 2011.04006).
 """
 
 import functools
@@ -91,7 +92,8 @@ def example(
   Args:
     least: the minimum number of symbols.
     most: the maximum number of symbols.
-    split: the split, which makes examples with the same index differ.
+    split: the split. Examples of different splits differ even if their indices
+      are equal.
     index: the index of the example.
     draws: the maximum number of expressions to draw.
 
@@ -122,8 +124,8 @@ def _append(symbols, most, draw, depth):
 
   Args:
     symbols: indices into `SYMBOLS`, to which the expression is appended.
-    most: the maximum number of symbols. If there are more, it stops early, and
-      the value is wrong.
+    most: the maximum number of symbols. If the expression is longer, the
+      function stops early and returns a wrong value.
     draw: a function that returns a random number in [0, 1).
     depth: the depth of the expression in the tree, counted from 1.
   """

@@ -19,13 +19,14 @@ SEED = 42
 
 @dataclasses.dataclass(frozen=True)
 class Scans(Arrangement):
-  """Orders in which images are read. A scan has one label for each name.
+  """Orders in which images are read, each identified by one label per name.
 
   Attributes:
     names: keys of `KINDS`, or random:K for K fixed scans; at least one name.
     shape: the shape of images, (rows, columns, channels).
-    tables: {name: table}. Row `label` of a table, int32 [labels, n], lists the
-      index in the image of each position. Label 0 is the image's own order.
+    tables: {name: table}. A table is int32 [labels, n]. Its entry [label, i] is
+      the index in the image of the symbol at position i of the scan. Label 0 is
+      the image's own order.
 
   Raises:
     ValueError: a name is unknown, or does not apply to images of this shape.
@@ -56,7 +57,7 @@ class Scans(Arrangement):
     return tuple(words % numbers)
 
   def labels(self, words: Sequence[str]) -> tuple[int, ...]:
-    """Returns the labels of a scan. The label of a name not given is 0.
+    """Returns the labels of a scan; names that are not given have label 0.
 
     Args:
       words: items NAME=LABEL, at most one per name.
@@ -79,7 +80,7 @@ class Scans(Arrangement):
     return tuple(labels.values())
 
   def places(self, order_labels_BO: Any, xp: Any = np) -> Any:
-    """Returns the index in the image of each position in a scan.
+    """Returns, for each position in a scan, its index in the image.
 
     Args:
       order_labels_BO: for each row, the O labels of a scan, one for each of

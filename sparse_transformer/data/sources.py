@@ -32,7 +32,7 @@ Window = tuple[np.ndarray, np.ndarray]
 
 
 class _Data:
-  """What all sources have in common."""
+  """The base class of all sources."""
 
   load: Callable[[], Splits]
   classes: tuple[str, ...]  # the names of labels; () if there are none
@@ -97,9 +97,9 @@ class _Apart(_Data):
       min_context: must be 0, because no example continues another.
 
     Returns:
-      Pairs (row, is scored). For the row, see `examples`. If there are classes,
-      only the label is scored, bool [1]; otherwise, all symbols are, bool of
-      the shape of the row.
+      Pairs (row, is scored). The row is as in `examples`. If there are classes,
+      only the label is scored, and the second item is bool [1]. Otherwise, all
+      symbols are scored, and the second item is bool with the shape of the row.
     """
     if min_context:
       what = "labels" if self.classes else self.noun
@@ -139,8 +139,8 @@ class Images(_Apart):
     shape: (rows, columns, channels).
     vocab_size: the number of levels of a channel.
     load: returns {split: uint8 images of this shape}. It must cache its result.
-    files: returns the files of all splits, or raises ValueError if a file is
-      damaged. None if the data are not read from files.
+    files: a function that returns the files of all splits, or raises ValueError
+      if a file is damaged; or None if the data are not read from files.
     unit: the unit of losses.
     symbols: describes what the symbols mean, in order.
     optimum: the expected loss of the optimal predictor, or None if unknown.
@@ -207,7 +207,7 @@ class Sequences(_Apart):
 
     Raises:
       ValueError: an example has no symbols, too many symbols, or an unknown
-        label. It is raised when this example is read.
+        label. The error is raised only when this example is read.
     """
     examples = self._split(split)
 
@@ -244,8 +244,9 @@ class Stream(_Data):
     length: the number of symbols in a sequence.
     columns: the number of columns of the grid used to embed positions: each
       position is embedded by its row and its column.
-    load: returns {split: symbols}, which are uint8, uint16 or uint32 [n], or
-      `streams.Joined`. It must cache its result.
+    load: returns {split: symbols}, where symbols are an array [n] of uint8,
+      uint16 or uint32, or a `streams.Joined`. The function must cache its
+      result.
     codec: the codec that reads data files and writes files of samples.
   """
 
@@ -317,8 +318,9 @@ class Stream(_Data):
 
     Args:
       split: one of `SPLITS`.
-      min_context: the minimum number of positions before a scored position, in
-        [0, length). In the first window, all positions are scored nonetheless.
+      min_context: the minimum number of positions before a scored position in
+        its window, in [0, length). The first window is an exception: all of its
+        positions are scored.
 
     Returns:
       Pairs (tokens, is scored): symbols [length] and bool [length]. The last

@@ -1,4 +1,4 @@
-"""The splits of data, which names in a folder define, or fractions."""
+"""The splits of data, defined by names in a folder or by fractions."""
 
 import pathlib
 import re
@@ -24,12 +24,12 @@ def listed(
 ) -> dict[str, Paths]:
   """Lists the files of each split, by the names in a folder.
 
-  With "auto", names define splits under two conditions. There must be a
-  training split and a validation or test split, either both folders or both
-  files with the same suffix. They must also contain at least half of all bytes,
-  because data are large, whereas other files that happen to have such names,
-  such as a program train.py, are small. Warnings report what is ambiguous, and
-  how many files are not read.
+  With "auto", names define splits under two conditions. First, there must be a
+  training split and a validation or test split, which are either both folders
+  or both files with the same suffix. Second, the files of these splits must
+  contain at least half of all bytes. This excludes other files that happen to
+  have such names, such as a program train.py, because they are small. Warnings
+  report ambiguous names and the number of files that are not read.
 
   Args:
     path: a folder, or a single file.
@@ -92,7 +92,7 @@ def listed(
 
 
 def _named(folder, every, by_file, by):
-  """Finds the split after which each file in a folder is named.
+  """Finds the split that the name of each file in a folder refers to.
 
   Args:
     folder: the folder of the data.
@@ -121,7 +121,8 @@ def _named(folder, every, by_file, by):
 def _chosen(named):
   """Returns {file: its split} for kinds of names that define several splits.
 
-  These are the kinds for which there are training data and another split.
+  These are the kinds of names with both a training split and a validation or
+  test split.
   """
   kinds: dict[str, set[str]] = {split: set() for split in SPLITS}
   for split, kind in named.values():
@@ -162,7 +163,7 @@ def _names(folder, paths):
 
 
 def _warn_of_splits(folder, groups):
-  """Warns if a split consists of different files, or if a split is missing."""
+  """Warns if a split joins files of different names, or if it is missing."""
   for split, paths in groups.items():
     # Shards, whose names differ only in numbers, need no warning.
     names = {re.sub(r"\d+", "", x.relative_to(folder).parts[0]) for x in paths}

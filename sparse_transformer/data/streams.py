@@ -92,7 +92,7 @@ def tokens(config: ConfigDict) -> Stream:
 def stdlib(config: ConfigDict) -> Stream:
   """The Python source code of the interpreter's standard library.
 
-  It needs no download, but differs between versions of Python.
+  The source code needs no download, but it differs between versions of Python.
   """
   codec = Text()
 
@@ -126,7 +126,7 @@ def text8(config: ConfigDict) -> Stream:
 
 
 def _published(config, codec, md5=""):
-  """Returns the stream of a file with `SIZE` bytes and this MD5, or any."""
+  """Returns the stream of a file of `SIZE` bytes; "" allows any MD5."""
 
   def load():
     path = files.check_path(config.path)
@@ -200,7 +200,7 @@ class Joined:
   """Concatenates memory-mapped arrays of one dtype without copying them.
 
   A slice that lies within one array is a view of it. Otherwise, the slice is a
-  `Joined` of several views, which `np.asarray` copies.
+  `Joined` of several views. `np.asarray` copies these views into one array.
 
   Args:
     parts: the arrays, each [n].

@@ -23,8 +23,9 @@ class Text(codecs.Codec):
   """The bytes of files, regardless of their encoding.
 
   Attributes:
-    separator: 0 if each file is a document, which then ends with this byte. No
-      file may contain it. None if files simply follow each other.
+    separator: the byte 0 if each file is a document; each document then ends
+      with this byte, and no file may contain it. None if files are concatenated
+      without a separator.
   """
 
   separator: int | None = None
@@ -76,8 +77,8 @@ class Text(codecs.Codec):
 class JsonLines(Text):
   """The field `text` of each record, in UTF-8.
 
-  Each line is a JSON object. Other fields of it are ignored. After each record
-  follows the separator or, without a separator, a newline.
+  Each line is a JSON object, whose other fields are ignored. Each record is
+  followed by the separator or, if there is none, by a newline.
   """
 
   def read(self, path: pathlib.Path) -> list[np.ndarray]:

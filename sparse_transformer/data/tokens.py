@@ -1,7 +1,8 @@
 """Tokens: integers from a tokenizer, in .npy and .bin files.
 
-A .bin file does not describe its contents. Therefore files of other formats
-with these suffixes are detected, so that they are not read as tokens.
+A .bin file does not describe its contents. Files in other formats may have the
+same suffix. They are detected and rejected, because they would otherwise be
+read as tokens.
 """
 
 import dataclasses
@@ -30,13 +31,14 @@ DTYPES = (np.uint8, np.uint16, np.uint32)
 
 @dataclasses.dataclass(frozen=True)
 class Tokens(codecs.Codec):
-  """Integers from a tokenizer, which prompts and samples contain as text.
+  """Integers from a tokenizer. Prompts and samples write them in decimal.
 
   Attributes:
-    vocab_size: the number of tokens of the tokenizer. All integers are below
-      it.
-    folder: the folder of the data. It may contain token_bytes.npy, integers
-      [vocab_size], the number of bytes of text that each token represents.
+    vocab_size: the size of the tokenizer's vocabulary. All tokens must be less
+      than this size.
+    folder: the folder of the data. The folder may contain token_bytes.npy, an
+      array of integers [vocab_size] with the number of bytes of text that each
+      token represents.
   """
 
   vocab_size: int
@@ -146,7 +148,7 @@ class Tokens(codecs.Codec):
 
 
 def _beginning(path):
-  """Returns what a .bin file contains if these are not tokens, or ""."""
+  """Names the contents of a .bin file that are not tokens; otherwise ""."""
   with path.open("rb") as file:
     start = file.read(HEADER)
   for kind, magic in NO_TOKENS.items():

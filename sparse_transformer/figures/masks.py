@@ -72,7 +72,7 @@ def save_patterns(
 
 
 def first_few(numbers: Iterable[int], size: int) -> str:
-  """Lists the smallest of some numbers below `size` as text, or "all".
+  """Lists the four smallest numbers as text, or "all" if there are `size`.
 
   >>> first_few(range(0, 128, 4), 128), first_few(range(9), 9)
   ('0, 4, 8, 12 ...', 'all')
@@ -93,9 +93,9 @@ def panels(
 ) -> "style.Figure":
   """Returns a figure with a column for each pattern.
 
-  The upper panel shows the keys of one query, at their positions in the data,
-  whose rows come first. The lower panel shows the pattern as a matrix of
-  queries (rows) and keys (columns), up to position 4,096.
+  The upper panel shows the keys of one query at their positions in the data,
+  which are laid out row by row. The lower panel shows the pattern as a matrix
+  of queries (rows) and keys (columns), up to position 4,096.
 
   Args:
     titles: titles of the columns.
@@ -209,14 +209,14 @@ def _separate(draw, number, length):
 
 
 def shown_query(n: int) -> int:
-  """Returns the query, out of n, for which keys are drawn in the data."""
+  """Returns the query, out of n, whose keys the upper panel shows."""
   # The query is in the lower half, where it has many keys, and is not at a
   # multiple of most strides.
   return min(n - 1, int(n * 0.71))
 
 
 def cell_size(n: int) -> int:
-  """Returns the number of positions, out of n, that a pixel combines."""
+  """Returns how many of n positions along an axis a pixel combines."""
   return -(-n // MAX_CELLS)
 
 
@@ -265,7 +265,8 @@ def _cells(pattern, q, k):
   Args:
     pattern: the pattern.
     q: positions of queries, integers.
-    k: positions of keys, integers; the shapes of both broadcast.
+    k: positions of keys, integers; `q` and `k` are broadcast against each
+      other.
   """
   if not pattern.contents():
     return np.where(pattern.mask(q, k), KEY, 0)

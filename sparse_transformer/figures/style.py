@@ -44,7 +44,8 @@ def subplots(
     height: height of the figure, in inches.
 
   Returns:
-    The figure and its axes [rows, columns], even if there is only one.
+    The figure and an array of its axes, [rows, columns], even if both numbers
+    are 1.
   """
   # A figure that pyplot does not manage needs no display, and need not be
   # closed.

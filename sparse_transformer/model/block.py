@@ -78,7 +78,7 @@ class ResidualBlock(nnx.Module):
     attend: Callable[..., tuple[jax.Array, Any]],
     words: jax.Array | None = None,
   ) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
-    """Computes the update of the residual stream, to which it is then added.
+    """Computes the update, which the caller adds to the residual stream.
 
     The block contains only the linear layers around attention. The attention
     function, which knows the layer and its cache, is an argument.
@@ -86,8 +86,9 @@ class ResidualBlock(nnx.Module):
     Args:
       x_BLD: the residual stream, rounded to the dtype of products.
       attend: (q_BLHK, k_BLGK, v_BLGE) -> (out_BLHE, anything).
-      words: which values each of the two branches drops, as `dropout.draw`
-        returns it for [2, B, L, D]; None applies no dropout.
+      words: the bit masks of the values that the two branches drop, as
+        `dropout.draw` returns them for the shape [2, B, L, D]; None applies no
+        dropout.
 
     Returns:
       (a + b in float32, the second result of `attend`, measurements).
@@ -121,10 +122,10 @@ class ResidualBlock(nnx.Module):
   def _split_after_attention(self, out_BLHE):
     """Returns (the output of attention, the block with the layers after it).
 
-    The backward pass computes all gradients of these parts before the gradient
-    of attention. With kernels, the GPU compiler would otherwise postpone the
-    gradients of weights to the end, and keep the arrays of the MLP for them,
-    which are the widest of a block.
+    The backward pass computes the gradients of both results before it computes
+    the gradient of attention. Otherwise, with kernels, the GPU compiler would
+    postpone the gradients of weights to the end. Until then, it would keep the
+    arrays of the MLP, the widest of a block, in memory.
     """
     is_before = lambda path, _: path[0] in BEFORE_ATTENTION
     split: Any = nnx.split(self, is_before, ...)
@@ -146,8 +147,8 @@ class ResidualBlock(nnx.Module):
   def _leave_attention(self, x_BLD, out_BLHE, words_BWD):
     """Runs the layers from the output of attention to the inside of the MLP.
 
-    This is one function, so that all of it is recomputed together. Returns a
-    and the result of `_enter_mlp`.
+    These layers form one function, so that the backward pass recomputes them
+    together. Returns the branch a and the result of `_enter_mlp`.
     """
     a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD, y_BLD = add_and_normalize(
@@ -187,7 +188,8 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
   """Returns a block that the backward pass recomputes, as `remat` says.
 
   Args:
-    apply: a function (x_BLD, cache, layer, ...), whose layer is static.
+    apply: a function (x_BLD, cache, layer, ...), where `layer` is a static
+      argument.
     remat: one of `schema.REMATS`. "auto" is the same as "block", until a
       program is chosen.
   """
@@ -209,7 +211,7 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
 
 
 def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
-  """Draws the two layers of an MLP.
+  """Creates the two layers of an MLP, with random weights.
 
   The inner layer has four times the width of the stream, or twice the width
   with `half_size`. The second layer ends a residual branch, so its initial
@@ -253,7 +255,7 @@ def _copies_jvp(num, primals, tangents):
 
 @jax.custom_vjp
 def _together(tree: Any) -> Any:
-  """Returns a pytree; its gradients are all computed before one is used."""
+  """Returns its argument; all gradients are computed before any is used."""
   return tree
 
 
@@ -298,9 +300,10 @@ def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:
     num_layers: number of layers of the network, for weights that end a residual
       branch; 0 for other weights.
 
-  The standard deviation is that of the released code,
-  github.com/openai/distribution_augmentation. It is 2.83 times the paper's
-  0.125 / sqrt(d_in), if the latter is read as a standard deviation.
+  The standard deviation is the same as in the released code,
+  github.com/openai/distribution_augmentation. The paper states 0.125 /
+  sqrt(d_in). If this is read as a standard deviation, the released code's value
+  is 2.83 times as large.
   """
   std = math.sqrt(0.125 / fan_in)
   # Each layer adds two branches to the stream. With this factor, the scale of

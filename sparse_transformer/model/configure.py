@@ -12,7 +12,8 @@ from sparse_transformer.patterns import Pattern, shorten
 class Config(schema.Model):
   """Everything that defines a network: its settings, patterns and data.
 
-  It is hashable, because programs and values derived from it are cached.
+  The config is hashable, because programs and values derived from it are
+  cached.
 
   Raises:
     ValueError: settings contradict each other, or do not fit the patterns or
@@ -214,8 +215,9 @@ def _assign(config, length):
 def _check(pattern, length, is_causal):
   """Checks that a pattern can be used in training.
 
-  It must have pairs and, if the network predicts symbols, be causal: a single
-  leak would let the network read what it should predict.
+  The pattern must have at least one pair. If the network predicts symbols, the
+  pattern must also be causal: a single leak would let the network read the
+  symbol that it should predict.
   """
   pattern.check(length)
   name = f"attention.pattern {shorten(pattern)}"

@@ -15,7 +15,7 @@ TOLERANCE = fractions.Fraction(1, 200)
 
 
 def share(rate: float) -> fractions.Fraction:
-  """Rounds a rate of dropout to the share of values that are dropped.
+  """Rounds a dropout rate to the share of values that is actually dropped.
 
   For each value, one random bit must be drawn per binary digit of the share.
   The share is therefore rounded to as few digits as `TOLERANCE` permits.
@@ -39,19 +39,20 @@ def share(rate: float) -> fractions.Fraction:
 
 @jax.named_scope("dropout")
 def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
-  """Draws which values are dropped, each with probability `share(rate)`.
+  """Draws a bit mask of values to drop, each with probability `share(rate)`.
 
-  That depends on the key and the shape alone, not on how arrays are split over
-  devices.
+  The mask depends on the key, the shape and the rate, but not on how arrays are
+  sharded over devices.
 
   A value is dropped if a random number in [0, 1) is less than the share. The
-  denominator of the share is a power of two. The numbers of 32 values are
-  compared at once, digit by digit: a word has one digit of each.
+  denominator of the share is a power of two. The random numbers of 32 values
+  are compared with the share at once, one binary digit after another. Each
+  random word contains one digit of each of these numbers.
 
   Args:
-    key: for the random bits.
+    key: the PRNG key.
     shape: the shape of the values, [..., B, L, D].
-    rate: the share of values to drop, which `share` rounds.
+    rate: the dropout rate, which `share` rounds.
 
   Returns:
     A bit mask of the dropped values, packed along L into words, uint32 [..., B,
@@ -94,12 +95,13 @@ def draw(key: jax.Array, shape: Sequence[int], rate: float) -> jax.Array:
 def drop(
   x_BLD: jax.Array, words_BWD: jax.Array | None, rate: float
 ) -> jax.Array:
-  """Sets a share of the values to 0, and divides the others by the rest.
+  """Sets dropped values to 0, and divides the others by `1 - share(rate)`.
 
   Args:
     x_BLD: floating-point values.
-    words_BWD: which of them are dropped, from `draw`; None drops nothing.
-    rate: that of `draw`.
+    words_BWD: a bit mask of the values to drop, as `draw` returns it; None
+      drops no values.
+    rate: the dropout rate that was passed to `draw`.
 
   Returns an array of the same shape and dtype; its expected value is `x_BLD`.
   Source: Srivastava et al. 2014, "Dropout".

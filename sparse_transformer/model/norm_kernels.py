@@ -2,8 +2,8 @@
 
 A row is one position of the residual stream. A program normalizes neighboring
 rows of a sequence and keeps their values in registers, so that it reads and
-writes each array only once. If the width of a row is not a power of two, masks
-pad it to the next one.
+writes each array only once. If the width of a row is not a power of two, masked
+loads and stores pad the row to the next power of two.
 
 Shape suffixes: T is the number of rows that a program processes at a time, and
 P is the padded width of a row.
@@ -35,7 +35,7 @@ NUM_ROWS = 64
 
 
 class _Rows:
-  """T rows of one sequence. One word contains the dropout bits of all of them.
+  """T rows of one sequence, whose dropout bits are in one word per feature.
 
   Args:
     batch: the index of the sequence.
@@ -73,7 +73,7 @@ class _Rows:
     plgpu.store(self._at(ref), x_TP.astype(ref.dtype), mask=self.mask_TP)
 
   def load_dropped(self, ref: Any) -> jax.Array:
-    """Loads which values are dropped, bool [T, P]; see `dropout.draw`."""
+    """Loads the dropout mask of the rows, bool [T, P]; see `dropout.draw`."""
     # The last program may have rows after the last word.
     word = jnp.minimum(self._first // WORD, ref.shape[1] - 1)
     words_P = self.load_row(ref, self._batch, word)
@@ -104,8 +104,8 @@ class Branch(NamedTuple):
 
   Attributes:
     y_BLD: the output of the branch before dropout, or None without a branch.
-    words_BWD: which values of y are dropped, as `dropout.draw` returns it, or
-      None to drop no values.
+    words_BWD: a bit mask of the dropped values of y, as `dropout.draw` returns
+      it; None drops no values.
   """
 
   y_BLD: jax.Array | None
@@ -117,7 +117,8 @@ class Settings(NamedTuple):
 
   Attributes:
     epsilon: a small number that is added to variances.
-    rate: the dropout rate. Kernels drop its rounded value, `dropout.share`.
+    rate: the dropout rate. The share of values that kernels drop is
+      `dropout.share(rate)`.
     interpret: whether Pallas interprets the kernels, on any platform.
   """
 
@@ -256,7 +257,7 @@ def backward(
 
 
 def _program_size(width):
-  """Returns (T, P): the rows of a program at a time, and their padded width."""
+  """Returns (T, P): rows that a program processes at a time; padded width."""
   padded = pl.next_power_of_2(width)
   num = max(1, min(NUM_VALUES // padded, WORD))
   return num, padded
@@ -270,7 +271,7 @@ def _call(kernel, name, x_BLD, num_rows, outs, settings):
     name: its name in profiles and compiled programs.
     x_BLD: the stream, or its shape.
     num_rows: the number of rows of each program.
-    outs: arrays whose shapes and dtypes are those of the results.
+    outs: arrays with the shapes and dtypes of the results.
     settings: a `Settings`.
   """
   batch, length, width = x_BLD.shape
@@ -296,9 +297,9 @@ def run(
 ) -> tuple[jax.Array | None, jax.Array]:
   """Implements `normalization.add_and_normalize` with kernels, on any mesh.
 
-  XLA computes the branch after dropout, because it fuses this with the next
-  addition to the stream. The backward kernel computes the gradients of both
-  dropout and the norm.
+  XLA, not a kernel, computes the branch after dropout, because XLA fuses this
+  dropout with the next addition to the stream. The backward kernel computes the
+  gradients of both dropout and the norm.
   """
   a_BLD = None
   if branch.y_BLD is not None:
@@ -346,9 +347,9 @@ def _on_devices(
   Args:
     kernel: a function (arrays, vectors) -> results. The first two axes of each
       array and result are sequences and positions, or blocks of positions.
-    arrays: arrays that are split over the mesh like the stream. The first is
-      x_BLD.
-    vectors: arrays that each device has in full.
+    arrays: arrays that are sharded over the mesh like the residual stream. The
+      first is x_BLD.
+    vectors: arrays that are replicated on all devices.
   """
   if sharding.size(sharding.AXES) == 1:
     return kernel(arrays, vectors)

@@ -47,16 +47,17 @@ def add_and_normalize(
   Args:
     x_BLD: the residual stream, rounded to the dtype of products.
     y_BLD: the output of the branch before dropout, or None without a branch.
-    words_BWD: which values of y are dropped, as `dropout.draw` returns it. None
-      drops no values.
-    rate: the dropout rate that `draw` got.
+    words_BWD: a bit mask of the dropped values of y, as `dropout.draw` returns
+      it; None drops no values.
+    rate: the dropout rate that was passed to `draw`.
     norm: the layer norm. Its parameters are float32, and it sums in float32.
     is_fused: whether to use the kernels; see `unsupported`.
     interpret: whether Pallas interprets the kernels, on any platform.
 
   Returns:
-    (a_BLD, the branch after dropout, in float32; the norm of x + a in the dtype
-    of x). The sum is not rounded before it is normalized.
+    (a_BLD, h_BLD). a_BLD is the branch after dropout, in float32, or None
+    without a branch. h_BLD is the norm of x + a, in the dtype of x. The sum x +
+    a is not rounded before it is normalized.
   """
   if not is_fused:
     return _add_and_normalize_plainly(x_BLD, y_BLD, words_BWD, rate, norm)
@@ -115,7 +116,7 @@ def unsupported(
 
 
 def explain_choice(x_BLD: jax.Array | jax.ShapeDtypeStruct, remat: str) -> str:
-  """Returns what computes norms and, if not the kernels, why not."""
+  """Names the implementation of norms; if it is plain XLA, says why."""
   reason = unsupported(x_BLD, remat)
   return f"plain XLA; not {NAME}: {reason}" if reason else NAME
 

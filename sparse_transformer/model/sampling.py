@@ -1,8 +1,9 @@
 """Samples sequences from a trained network, position by position.
 
-A decoder has two methods. `prefill` makes the state after a prompt, which may
-be empty. `step` takes the symbols at t - 1, which are ignored at t = 0, and
-returns the logits_BV of position t and the next state.
+A decoder has two methods. `prefill` returns the decoder's state after a prompt.
+The prompt may be empty. `step` takes the state and the symbols at t - 1, and
+returns the logits_BV of position t and the next state. At t = 0, it ignores the
+symbols.
 """
 
 import dataclasses
@@ -34,8 +35,8 @@ Caches = dict[int, attention.Cache]
 class Recompute:
   """A decoder without a cache. Its state is the sequence so far.
 
-  Each step runs the network on the whole sequence. This also supports
-  documents, for which there is no cache.
+  Each step runs the network on the whole sequence. This also works for networks
+  with documents, which the cache does not support.
   """
 
   apply: Callable[..., jax.Array]  # from `model.make_apply`
@@ -69,7 +70,7 @@ class Cached:
   labels: tuple[int, ...] = ()
 
   def init(self, batch: int) -> Caches:
-    """Returns a dict from the first layer of each group to its empty cache."""
+    """Maps the first layer of each scanned group to the group's empty cache."""
     config = self.config
     caches = {}
     for layer, num_layers in stacks.sizes(config).items():
@@ -176,7 +177,7 @@ class Sampler:
     return jax.random.categorical(rng, logits_BV)
 
   def _least_kept(self, logits_BV):
-    """Returns the smallest logit of each row that may be drawn: [B, 1]."""
+    """Returns the smallest logit that may be drawn in each row: [B, 1]."""
     sorted_BV = jnp.sort(logits_BV, axis=-1, descending=True)
     if self.top_k:
       num_symbols = sorted_BV.shape[1]
@@ -213,13 +214,15 @@ def sample(
     prompts: the first symbols, [num, S], with an integer dtype that can
       represent all symbols; S may be 0.
     length: number of positions in a sequence.
-    seed: random seed. Samples do not depend on the decoder or on chunks, and a
-      smaller `length` gives the first symbols of the same samples.
+    seed: random seed. The samples depend neither on the decoder nor on the size
+      of chunks. With a smaller `length`, the samples are the same but end
+      earlier.
     check_stop: called before each chunk; it may raise an error to stop
       sampling.
 
   Returns:
-    (sequences in the dtype of the prompts, seconds without compilation).
+    (sequences in the dtype of the prompts, the sampling time in seconds without
+    compilation).
 
   Raises:
     ValueError: a prompt is longer than a sequence, or its dtype cannot
@@ -248,7 +251,7 @@ def sample(
 
 
 def _chunks(decoder, sampler, params, prompts, length, seed):
-  """Yields (tokens_BC of the next positions, seconds)."""
+  """Yields each chunk as (tokens_BC of the next positions, its seconds)."""
   num, first = prompts.shape
   if first == length:
     return

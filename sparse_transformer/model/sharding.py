@@ -1,7 +1,7 @@
 """All rules for splitting arrays over a mesh of devices.
 
-The axes `data` and `fsdp` split sequences; `fsdp` also splits weights and the
-optimizer's state of weights. The axis `sequence` splits positions. The axis
+The axes `data` and `fsdp` split the batch; `fsdp` also splits weight matrices
+and their optimizer state. The axis `sequence` splits positions. The axis
 `tensor` splits heads and the inner widths of MLPs and of all experts. Vectors
 and embeddings are replicated on every device, because splitting embeddings by
 width would make the compiler move activations.
@@ -24,12 +24,13 @@ WRITERS = {"out", "mlp_out", "experts_out"}
 
 
 def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
-  """Returns the split of an array of the training state.
+  """Returns the `PartitionSpec` of an array of the training state.
 
-  Moments and averages of a parameter end with the parameter's path, so they are
-  split like it. Axes along which parameters are stacked are not split. A matrix
-  is replicated on every device unless its layer is in `READERS` or `WRITERS`,
-  so new layers must be added there.
+  The paths of a parameter's moments and averages end with the path of the
+  parameter, so these arrays are split like the parameter. Axes along which
+  parameters are stacked are not split. A matrix is replicated on every device
+  unless its layer is in `READERS` or `WRITERS`, so new layers must be added
+  there.
 
   Args:
     path: the path of the array, from `jax.tree_util`.
@@ -52,21 +53,21 @@ def spec(path: tuple[Any, ...], x: Any) -> PartitionSpec:
 def split_stream(x_BLD: jax.Array) -> jax.Array:
   """Splits the residual stream like the batch.
 
-  Without this constraint, the compiler would sum it over `fsdp`.
+  Without this constraint, the compiler would sum the stream over `fsdp`.
   """
   return _constrain(x_BLD, positions(*x_BLD.shape[:2]))
 
 
 def keep_whole(x: jax.Array) -> jax.Array:
-  """Replicates a vector on every device, which the compiler might split."""
+  """Replicates a vector on all devices, so that it is not split."""
   return _constrain(x, PartitionSpec())
 
 
 def positions(batch: int, length: int) -> PartitionSpec:
-  """Returns the split of an array [B, L, ...] over the mesh in context.
+  """Returns the `PartitionSpec` of an array [B, L, ...] on the current mesh.
 
-  An axis splits the array only if it does so evenly, which may not be the case
-  in sampling.
+  A mesh axis splits the array only if all devices get equal parts. In sampling,
+  this may be impossible.
   """
   # All devices must get equal numbers of sequences and of positions.
   splits_batch = batch % size(SEQUENCES) == 0
@@ -78,7 +79,7 @@ def positions(batch: int, length: int) -> PartitionSpec:
 
 
 def heads(batch: int, length: int) -> PartitionSpec | None:
-  """Returns the split of queries, keys and values [B, L, H, ...], or None."""
+  """Returns the spec of q, k and v [B, L, H, ...], or None on one device."""
   if size(AXES) == 1:
     return None
   return PartitionSpec(*positions(batch, length), "tensor")

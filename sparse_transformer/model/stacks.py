@@ -48,10 +48,11 @@ def period(config: Config) -> int:
 
 
 def sizes(config: Config) -> dict[int, int]:
-  """Maps the first layer of each scanned group to the number of its layers.
+  """Maps the first layer of each scanned group to the size of the group.
 
-  A scanned group contains the layers at the same place in all periods. Each
-  layer after the last full period is a group of its own.
+  A scanned group contains one layer of each full period, always at the same
+  place within the period. Each layer after the last full period is a group of
+  its own.
 
   Example: 5 layers of period 2 give {0: 2, 1: 2, 4: 1}.
   """
@@ -66,8 +67,8 @@ def layers_of(config: Config, name: str) -> list[int]:
 
   Args:
     config: config of the network.
-    name: name of a stack of blocks, which only layers with this kind of block
-      have; or any other name, which all layers have.
+    name: name of the part. Only layers with the same kind of block have a stack
+      of blocks. All layers have the parts with other names.
   """
   is_stack = name.endswith("blocks")
   return [
@@ -84,10 +85,10 @@ def num_stacks(path: tuple[Any, ...]) -> int:
 
 
 def init(config: Config, rngs: nnx.Rngs) -> dict[str, ResidualBlock]:
-  """Draws the blocks of all layers, as a dict by the names of stacks.
+  """Draws the blocks of all layers.
 
   Returns:
-    One block for each stack, whose parameters have a first axis of layers.
+    {name of a stack: one block, whose parameters have a first axis of layers}.
   """
   kinds = block_kinds(config)
 
@@ -103,13 +104,13 @@ def pack(blocks: ResidualBlock) -> jax.tree_util.Partial:
   """Packs stacked blocks, so that a scan needs only a few arrays.
 
   All vectors are joined into one array. For each array, a scan copies one
-  layer's part out of it, and a gradient into another array, which takes two
-  kernel launches on GPUs.
+  layer's slice out of the array, and the gradient of this slice into another
+  array. On GPUs, the two copies take two kernel launches.
 
   Returns:
-    A function without arguments that makes the block. It is a pytree of the
-    packed arrays; if each array is replaced by its part for one layer, the
-    function makes the block of that layer.
+    A function without arguments that returns the block. The function is also a
+    pytree whose leaves are the packed arrays. If each array is replaced by its
+    slice for one layer, the function returns the block of this layer.
   """
   graph, params = nnx.split(blocks)
   leaves, structure = jax.tree.flatten(params)
@@ -146,7 +147,7 @@ def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
 
   Args:
     config: config of the network.
-    layer: index of the layer among those that the stacks contain.
+    layer: index of the layer, counted from the first layer in the stacks.
     stacked: {name: a pytree of arrays with a first axis of layers}.
   """
   parts = {}
@@ -161,7 +162,7 @@ def take(config: Config, layer: int, stacked: dict[str, Any]) -> dict[str, Any]:
 def scan(
   config: Config, step: Callable, carry: Any, stacked: dict[str, Any]
 ) -> tuple[Any, Measured]:
-  """Runs all layers: scans over full periods, and then runs the last ones.
+  """Scans over full periods of layers, and then runs the remaining layers.
 
   Args:
     step: (carry, layer, index, stacked) -> (carry, measurements). `layer` is
@@ -178,7 +179,7 @@ def scan(
   times = config.num_layers // every  # full periods
 
   def split(name, tree):
-    """Returns the arrays of full periods: [periods, layers in one, ...]."""
+    """Returns the arrays of full periods: [periods, layers per period, ...]."""
     # The number of layers in a period that have this part.
     count = sum(layer < every for layer in layers_of(config, name))
     return jax.tree.map(
@@ -186,7 +187,7 @@ def scan(
     )
 
   def run(layers, carry, inputs):
-    """Runs layers one after another. The body of the scan is a partial."""
+    """Runs layers one after another; a `partial` of it is the scan's body."""
     index, stacked = inputs
     measured = []
     for layer in layers:
@@ -207,7 +208,7 @@ def scan(
 
 
 def _by_layer(scanned, last):
-  """Joins the measurements of scanned layers [periods, ...] and the last."""
+  """Joins measurements of scanned [periods, ...] and of remaining layers."""
   # The last layers repeat the first ones, so they measure nothing new.
   names = sorted({name for layer in scanned for name in layer})
 

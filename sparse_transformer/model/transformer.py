@@ -19,11 +19,11 @@ from sparse_transformer.model.stacks import Measured
 
 
 class Transformer(nnx.Module):
-  """Predicts each symbol of a sequence from those before it, or its label.
+  """Predicts each symbol from the earlier symbols, or a sequence's label.
 
-  Parameters of blocks and options have a first axis of layers. Shapes do not
-  depend on patterns, unless these have parameters, so a checkpoint can be used
-  with other patterns.
+  Parameters of blocks and options have a first axis of layers. Parameter shapes
+  depend on patterns only if the patterns have parameters themselves. Otherwise,
+  a checkpoint can be used with other patterns.
   """
 
   def __init__(self, config: Config, *, rngs: nnx.Rngs):
@@ -114,8 +114,8 @@ class Transformer(nnx.Module):
   def _segments(self, tokens_BL, sizes_B):
     """Returns the segment of each position; None if there is only one.
 
-    Segments are int32 [B, L]. They are documents or, in a classifier, 0 for
-    symbols and 1 for padding.
+    Segments are int32 [B, L]. A segment is the index of a document or, in a
+    classifier, 0 for symbols and 1 for padding.
     """
     separator = self.config.separator
     if separator is not None:
@@ -143,13 +143,15 @@ class Transformer(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Runs the attention of a layer on all positions.
 
-    `run_blocks` calls this, or a function like it that uses a cache.
+    `run_blocks` calls this method, or a function with the same arguments that
+    uses a cache.
 
     Args:
       cache: a pytree that passes from layer to layer.
       layer, index: as in `stacks.scan`.
       inputs: inputs of attention.
-      segments_BL: segments of positions, within which they attend.
+      segments_BL: segments of positions. A position attends only within its own
+        segment.
 
     Returns:
       (out_BLHE, the unchanged cache).
@@ -182,7 +184,7 @@ class Transformer(nnx.Module):
   def embed(
     self, tokens_BL: jax.Array, order_labels_BO: jax.Array | None = None
   ) -> jax.Array:
-    """Embeds symbols as float32 x_BLD, shifted right by one after the start."""
+    """Embeds symbols as float32 x_BLD, shifted right after a start vector."""
     # Positions are constants of the program, not inputs.
     positions_L = np.arange(tokens_BL.shape[1])
     start_B1D, x_BLD = self._embed_at(positions_L, tokens_BL, order_labels_BO)
@@ -209,7 +211,7 @@ class Transformer(nnx.Module):
     return jnp.where(t > 0, x_B1D, start_B1D)
 
   def _embed_at(self, positions_L, tokens_BL, order_labels_BO):
-    """Embeds symbols at positions.
+    """Adds the embeddings of symbols and of their positions.
 
     Args:
       positions_L: positions of the symbols in the sequence.
@@ -259,11 +261,12 @@ class Transformer(nnx.Module):
 
     Args:
       x_BLD: the residual stream, float32.
-      attend: a function like `Transformer.attend`.
+      attend: a function that is called like `Transformer.attend`.
       cache: the cache that the first layer gets.
       rng: key for dropout; None applies no dropout.
-      first: the first position.
-      symbols_BL: symbols of whole sequences, for options; or None.
+      first: the position in the sequence at which `x_BLD` starts.
+      symbols_BL: symbols of whole sequences, which options may read; None if
+        unknown.
 
     Returns:
       (x_BLD, the cache after the last layer, measurements of blocks).
@@ -340,8 +343,8 @@ def init_params(config: Config, seed: int) -> dict:
   """Draws the initial parameters of a network.
 
   Returns:
-    Nested dicts of float32 arrays, by the names of the network's attributes.
-    They depend only on the config and the seed.
+    Nested dicts of float32 arrays, whose keys are the names of the network's
+    attributes. The arrays depend only on the config and the seed.
   """
   model = Transformer(config, rngs=nnx.Rngs(seed))
   return nnx.to_pure_dict(nnx.state(model))
@@ -356,8 +359,8 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
   """Returns the network as a function predict(params, rows_BM, rng=None).
 
   The function returns (logits, measurements of blocks). For a classifier, rows
-  come from `data.Sequences`, and their class labels are not read. Rows from
-  `Arrangement.arrange` include the labels of their order.
+  come from `data.Sequences`, and the class labels in these rows are ignored.
+  Rows from `Arrangement.arrange` end with the labels of their scan order.
   """
 
   def predict(params, rows_BM, rng=None):
@@ -374,7 +377,7 @@ def make_predict(config: Config) -> Callable[..., tuple[jax.Array, Measured]]:
 
 
 def make_apply(config: Config) -> Callable[..., jax.Array]:
-  """Returns a function like that of `make_predict`, for logits only."""
+  """Returns the network as a function that returns only the logits."""
   predict = make_predict(config)
 
   def apply(params, rows_BM, rng=None):
@@ -398,7 +401,8 @@ def count_active_parameters(config: Config, name: str = "") -> int:
   """Counts the parameters that one position uses.
 
   With `name`, only parameters of this name are counted. With `name="kernel"`,
-  the result is the number of multiplications of a position with weights.
+  the result is the number of multiplications by weights that one position
+  takes.
   """
   # Options define how much of their parameters one position uses.
   total = 0
@@ -413,7 +417,7 @@ def count_active_parameters(config: Config, name: str = "") -> int:
 
 @functools.lru_cache(maxsize=64)
 def _abstract(config):
-  """Splits the network into (structure, parameters), with shapes for arrays."""
+  """Splits the network into (structure, shapes of the parameters)."""
   # The seed does not matter, because nothing is drawn.
   network = nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0)))
   return nnx.split(network)

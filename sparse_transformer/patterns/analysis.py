@@ -40,7 +40,7 @@ Pair: TypeAlias = tuple[int, int]
 
 
 class _Pairs(NamedTuple):
-  """The pairs of a part, with positions sorted in its orders."""
+  """The pairs of a part, with positions sorted by the part's orders."""
 
   full: list[layout_lib.Nodes]
   tiles: layout_lib.Nodes  # the nodes that are not full, of `TILE` positions
@@ -202,7 +202,7 @@ def is_causal(pattern: Pattern, n: int) -> bool:
 
 
 def first_leak(pattern: Pattern, n: int) -> Pair | None:
-  """Returns the first key that an earlier query attends to, as (query, key).
+  """Returns (query, key) for the first key that an earlier query attends to.
 
   The query is the first one that attends to this key. Returns None for a causal
   pattern.
@@ -235,10 +235,10 @@ def keys_per_query(pattern: Pattern, n: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=64)
 def count_pairs(pattern: Pattern, n: int) -> int:
-  """Counts the pairs, or the most there can be if it depends on the content.
+  """Counts the pairs; for content-based patterns, returns an upper bound.
 
-  In a content-based part, each query counts the keys of the part's support, up
-  to the largest number of keys that the part allows.
+  In a content-based part, the bound of each query is the number of its keys in
+  the part's support or `most_keys`, whichever is smaller.
   """
   static, parts = pattern.split()
   total = 0 if static is None else static.pairs(n)
@@ -288,13 +288,14 @@ def receptive_field(layers: Layers, n: int, last: int = LAST) -> np.ndarray:
   """Finds all positions that the last positions of a sequence can depend on.
 
   The result is the boolean product of the masks of all layers. Each position
-  also sees itself, because layers add to their inputs.
+  also sees itself, because a residual connection adds the input of each layer
+  to its output.
 
   Args:
     layers: the static patterns of each layer's heads.
     n: positions.
-    last: the number of positions at the end of the sequence whose dependence is
-      followed back.
+    last: the number of positions at the end of the sequence for which the
+      receptive field is computed.
 
   Returns:
     Booleans [last, n], one row for each of the last positions.
@@ -338,7 +339,7 @@ def _check(layers, n):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reach:
-  """The result of following inputs through a network."""
+  """The result of tracing inputs through the layers of a network."""
 
   # The number of layers after which every position sees its entire past, or the
   # entire sequence if the network is not causal; None if that never happens.
@@ -354,10 +355,11 @@ def measure_reach(layers: Layers, n: int) -> Reach:
   """Finds after how many layers every position sees all that it should.
 
   In a causal network, a position should see its entire past; in others, the
-  entire sequence. Up to 4,096 positions, every pair is followed. In longer
-  sequences, a sample of 64 inputs is followed to every position. If the network
-  is causal, every pair among the first 4,096 positions is followed too, because
-  the positions on a path lie between its key and its query.
+  entire sequence. Up to 4,096 positions, every pair (query, key) is checked. In
+  longer sequences, a sample of 64 inputs is followed to every position. If the
+  network is causal, every pair among the first 4,096 positions is checked too.
+  This needs no later positions, because all positions on a path lie between its
+  key and its query.
   """
   heads = list(itertools.chain.from_iterable(layers))
   for pattern in heads:
@@ -412,8 +414,9 @@ def _follow(layers, n, inputs, causal):
       of all inputs.
 
   Returns:
-    (number of layers that were needed, None), or, if some position never sees
-    an input that it should, (number of layers, first such (query, key)).
+    (number of layers that were needed, None) if every position sees all inputs
+    that it should. Otherwise, (number of layers, the first (query, key) for
+    which the query does not see the key).
   """
   # Bit j of a position says whether it sees input j.
   seen = np.zeros((n, -(-len(inputs) // 64)), np.uint64)

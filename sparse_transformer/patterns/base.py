@@ -18,8 +18,9 @@ Booleans: TypeAlias = Any
 class Pattern:
   """A set of pairs (query, key) of positions, which are counted from 0.
 
-  A subclass is a frozen dataclass that defines `mask`. It also defines `orders`
-  if its pairs are scattered when positions are in natural order.
+  A subclass is a frozen dataclass that defines `mask`. If the pairs are
+  scattered in the natural order of positions, the subclass also defines
+  `orders`.
   """
 
   def mask(self, q: Integers, k: Integers) -> Booleans:
@@ -27,8 +28,9 @@ class Pattern:
 
     The mask may use only + - * // % abs < <= > >= == != & | ~, and may divide
     only by positive integers, because NumPy, XLA and the interval arithmetic of
-    layouts all evaluate it. All intermediate values must fit in 32 bits, which
-    a product of two positions may not. `check` verifies these rules.
+    layouts all evaluate it. All intermediate values must fit in 32 bits. A
+    product of two positions, for example, may be too large. `check` verifies
+    these rules.
 
     Args:
       q, k: positions of queries and of keys, integers whose shapes broadcast.
@@ -89,16 +91,17 @@ class Pattern:
     """Replaces each content-based pattern with the pairs found for it.
 
     Args:
-      sets: maps each of `contents` to its set of pairs in one batch.
+      sets: maps each pattern in `contents` to the set of pairs found for one
+        batch.
     """
     return self
 
   def check(self, n: int) -> None:
     """Checks that the pattern is well defined for n positions.
 
-    All code that uses a pattern calls this first. It is fast, because the mask
-    is evaluated only once, on an interval of positions, and because the result
-    is cached.
+    All code that uses a pattern calls this first. The check is fast: it
+    evaluates the mask only once, on an interval of positions, and caches the
+    result.
 
     Raises ValueError in any of these cases: the mask uses operators that are
     not allowed, does not return booleans, or has intermediate values that may
@@ -250,7 +253,7 @@ class Union(Combination):
 
 @dataclasses.dataclass(frozen=True)
 class _Restriction(Combination):
-  """Those pairs of the left pattern that meet a condition, in its orders."""
+  """Pairs of `left` that meet a condition, in the orders of `left`."""
 
   def orders(self, n: int) -> tuple[np.ndarray, np.ndarray]:
     return self.left.orders(n)
@@ -329,7 +332,7 @@ def _is_natural(pattern):
 class Checked(Pattern):
   """A pattern whose integer fields are checked.
 
-  Each must be at least 1, or at least 0 if 0 is its default.
+  Each integer field must be at least 1, or at least 0 if its default is 0.
   """
 
   def __post_init__(self) -> None:

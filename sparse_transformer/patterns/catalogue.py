@@ -116,7 +116,7 @@ class Strided(Checked):
 @register
 @dataclasses.dataclass(frozen=True)
 class Block(Checked):
-  """The keys up to the query in its own block of `size` positions.
+  """The keys of the query's own block of `size` positions, up to the query.
 
   The query also sees all keys of the `previous` blocks before its own. With
   `causal=False`, it sees all keys of its own block, and of `previous` blocks
@@ -312,7 +312,8 @@ _PRIME = 46337  # the largest p < 2**15.5 with p % 3 == 2: cubes are distinct
 def _hash(x: Integers, seed: int) -> Integers:
   """Hashes integers to pseudo-random ones in [0, _LEVELS).
 
-  It uses only operators that a mask may use, and its products stay below 2**31.
+  The hash uses only operators that a mask may use, and its products stay below
+  2**31.
   """
   a = 7919 + seed * 104729 % 16381
   b = seed * 15485863 % _PRIME
@@ -338,8 +339,8 @@ def _share(chance: Integers, size: Integers) -> Integers:
 class _Shorthand(Checked):
   """A named pattern that is defined by other patterns.
 
-  It contains the pairs of its definition, but runs as one part, in natural
-  order.
+  The pattern contains the same pairs as its definition, but is a single part in
+  natural order.
   """
 
   def __post_init__(self) -> None:
@@ -378,12 +379,12 @@ class Longformer(_Shorthand):
 class BigBird(_Shorthand):
   """A window of blocks, the first blocks and random blocks.
 
-  A block has `block` positions. A query attends to a window of `window` blocks,
-  an odd number, centered on its own block; to the first `num_global` blocks;
-  and to `num_random` other past blocks. If causal, it attends to no later block
-  of the window. Source: Zaheer et al. 2020, arXiv 2007.14062. In the paper, the
-  last block is also global, and random blocks are drawn from both sides of the
-  query.
+  A block has `block` positions. A query attends to `window` blocks centered on
+  its own block, to the first `num_global` blocks, and to `num_random` other
+  past blocks. `window` must be odd. With `causal=True`, the query does not
+  attend to the later blocks of the window. Source: Zaheer et al. 2020, arXiv
+  2007.14062. In the paper, the last block is also global, and random blocks are
+  drawn from both sides of the query.
   """
 
   block: int = 64
@@ -452,7 +453,7 @@ class Row(_Shorthand):
 class Column(_Raster):
   """The bytes up to the query in its column of pixels, in all channels.
 
-  With `causal=False`, all bytes of the column.
+  With `causal=False`, the pattern contains all bytes of the column.
   """
 
   columns: int

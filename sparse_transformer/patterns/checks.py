@@ -1,4 +1,4 @@
-"""Checks that patterns are well defined, because others give wrong results."""
+"""Checks patterns: one that is not well defined gives wrong results."""
 
 import functools
 import operator
@@ -53,7 +53,7 @@ def orders(pattern: PatternLike, n: int) -> tuple[np.ndarray, np.ndarray]:
   Entry i of an order is the position that comes i-th in that order.
 
   Raises:
-    ValueError: one of them is not a permutation of range(n).
+    ValueError: one of the two orders is not a permutation of range(n).
   """
   queries, keys = map(np.asarray, pattern.orders(n))
 

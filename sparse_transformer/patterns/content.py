@@ -32,8 +32,8 @@ Array = Any  # a JAX array
 class Lazy:
   """A library that is imported when it is first used.
 
-  Static patterns need only NumPy, so commands that use no other patterns start
-  fast.
+  Static patterns need only NumPy, so commands that use only static patterns
+  start fast.
 
   >>> jnp = Lazy("jax.numpy")
   >>> print(jnp.arange(3))
@@ -75,8 +75,8 @@ class Known(NamedTuple):
 class Content(Checked):
   """A pattern whose pairs are found from queries and keys at run time.
 
-  A subclass defines `find_buckets`, `sets` and `most_keys`. It also defines
-  `num_directions` and `directions` if it uses any.
+  A subclass defines `find_buckets`, `sets` and `most_keys`. A subclass that
+  uses directions also defines `num_directions` and `directions`.
   """
 
   # Whether the pattern is meant for keys that are the queries, scaled to unit
@@ -144,7 +144,7 @@ class Content(Checked):
     return (heads, num, width) if num else ()
 
   def select(self, symbols_BL: Array) -> Array:
-    """Selects the blocks of keys in a network, int32 [B, 1, L, C].
+    """Selects blocks of keys from a network's symbols: int32 [B, 1, L, C].
 
     Args:
       symbols_BL: the symbols of the sequence. The blocks of position t may
@@ -162,7 +162,8 @@ class Content(Checked):
     leaks.
 
     Args:
-      known: the queries, the keys, and what else buckets may depend on.
+      known: the queries, the keys, and everything else that buckets may depend
+        on.
 
     Returns:
       Buckets, int32 [B, H, L, C].
@@ -189,8 +190,8 @@ class Content(Checked):
 class _Bound(Pattern):
   """A set of pairs found at run time.
 
-  The mask takes positions with two axes. If positions differ between heads, it
-  takes four axes, and the first two are batch and heads.
+  The mask takes arrays of positions with two axes. If positions differ between
+  heads, the arrays have four axes, of which the first two are batch and heads.
   """
 
   # Arrays have no hash, so each set is equal only to itself.
@@ -209,7 +210,8 @@ class _Bound(Pattern):
 class Near(_Bound):
   """The pairs with 0 <= as_query[q] - as_key[k] < window.
 
-  The coordinates are int32 [B, H, L], and are found at run time.
+  `as_query` and `as_key` are int32 coordinates [B, H, L], which are computed at
+  run time.
   """
 
   order: Array  # positions [B, H, L], in an order in which pairs fill tiles

@@ -32,8 +32,8 @@ PRODUCTS = 2**19
 class _Grouped(Content):
   """A pattern that selects the last `window` keys in the query's group.
 
-  Subclasses define `choose`, which finds the groups of a query from its
-  products with the directions.
+  Subclasses define `choose`, which finds the groups of a query from the dot
+  products of the query with the directions.
   """
 
   window: int
@@ -45,7 +45,7 @@ class _Grouped(Content):
     return self.num_directions
 
   def choose(self, products_BHD: Array) -> Array:
-    """Chooses groups from products with directions: int32 [B, H, R]."""
+    """Chooses groups from dot products with directions: int32 [B, H, R]."""
     raise NotImplementedError
 
   def check(self, n: int) -> None:
@@ -86,13 +86,13 @@ class _Grouped(Content):
 @register
 @dataclasses.dataclass(frozen=True)
 class LSH(_Grouped):
-  """The last `window` earlier keys in the query's bucket, in each round.
+  """The `window` nearest earlier keys in the query's bucket, for each round.
 
   Each round projects a query onto `buckets // 2` random vectors and their
   negatives; the largest product determines the query's bucket. A query attends
   to the keys of all rounds, or only to itself if its buckets contain no earlier
-  positions. Source: Kitaev et al. 2020, arXiv 2001.04451. There, the sorted
-  sequence is cut into chunks, so what a query sees may depend on later
+  positions. Source: Kitaev et al. 2020, arXiv 2001.04451. In the paper, the
+  sorted sequence is cut into chunks, so the keys of a query may depend on later
   positions.
   """
 
@@ -137,11 +137,12 @@ class LSH(_Grouped):
   def sets(
     self, buckets_BHLC: Array, segments_BL: Array | None = None
   ) -> tuple[Near | Chosen, ...]:
-    """Returns a set for each round, of the earlier positions in each bucket.
+    """Returns one set per round: each query with earlier keys of its bucket.
 
-    The coordinates within a bucket are consecutive, and those of different
-    buckets are more than `window` apart. `Near` pairs a query with the keys
-    whose coordinates are 0 to `window` - 1 below the query's coordinate.
+    The coordinates within a bucket are consecutive, and the coordinates of
+    different buckets are more than `window` apart. `Near` pairs a query with
+    the keys whose coordinates are 0 to `window` - 1 below the query's
+    coordinate.
     """
     rounds = [
       _sort(buckets_BHLC[..., r], self.window, segments_BL)
@@ -235,7 +236,7 @@ class _OfBlocks(Content):
   def own_blocks(self, known: Known) -> Array:
     """Returns the block that contains each query, int32 [L, 1].
 
-    Only blocks before it are complete.
+    Only the blocks before the query's block are complete.
     """
     positions_L1 = known.start + jnp.arange(known.q_BLHK.shape[1])[:, None]
     return positions_L1 // self.size
@@ -287,9 +288,9 @@ class TopBlocks(_OfBlocks):
   The score of a block is the dot product of the query and the mean of the
   block's keys. Two kinds of blocks are never chosen: blocks with keys of
   several segments, and the query's own block, because it is incomplete. To
-  include the latter, use a union with `Block(size)` or `Local`. Source: Lu et
-  al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size) |
-  TopBlocks(size, k - 1)`.
+  include the query's own block, use a union with `Block(size)` or `Local`.
+  Source: Lu et al. 2025, arXiv 2502.13189, whose top-k blocks are `Block(size)
+  | TopBlocks(size, k - 1)`.
   """
 
   size: int
@@ -361,8 +362,8 @@ class TopBlocks(_OfBlocks):
 def _products(spec, x, y):
   """Computes an einsum as exactly as the device allows.
 
-  The results are compared with each other, so less exact products could choose
-  different keys.
+  Keys are chosen by comparing the results, so larger rounding errors could
+  change the choice.
   """
   return jnp.einsum(spec, x, y, precision="highest")
 
@@ -386,8 +387,9 @@ def _sort(buckets_BHL, window, segments_BL):
     segments_BL: segments of positions, or None.
 
   Returns:
-    The order, in which the positions of each bucket are adjacent and
-    increasing; their coordinates; whether they are the first of their buckets.
+    A `_Sorted`: the order, in which the positions of each bucket are adjacent
+    and increasing; the coordinate of each position; and whether each position
+    is the first of its bucket.
   """
   n = buckets_BHL.shape[-1]
   positions = jnp.broadcast_to(

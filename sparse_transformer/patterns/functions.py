@@ -48,7 +48,8 @@ class _Where(Pattern):
   def vectorized(self) -> Function:
     """The function, vectorized over arrays and compiled by JAX.
 
-    JAX also evaluates it on the host, so that both round alike.
+    JAX evaluates the function on the host, too, so that results on the host and
+    in compiled programs are rounded alike.
     """
     return jax.jit(jnp.vectorize(self.function))
 
@@ -110,8 +111,8 @@ class _Lookup:
 def _on_host(function, q, k):
   """Runs a JAX function outside of the program that is being traced.
 
-  A new thread is not tracing a program and has no mesh, so its results are
-  concrete.
+  The function runs in a new thread. This thread is not tracing a program and
+  has no mesh, so the results are concrete.
   """
   # The caller may have set this for its own thread only.
   has_64_bits = jax.config.jax_enable_x64

@@ -2,9 +2,9 @@
 
 A mask also accepts the values of this module, which represent an unknown
 position in a tile. For each pair of tiles, the result then says whether some
-pair of positions may be in the pattern, and whether all of them must be. It is
-conservative: a tile pair that bounds cannot classify may have pairs, and need
-not have all.
+pair of positions may be in the pattern, and whether all pairs of positions must
+be in it. The result is conservative: if bounds cannot classify a tile pair, the
+result says that some pairs may be in the pattern, but not that all must be.
 
 >>> pairs = TilePairs(4, rows=np.array([0, 1]), cols=np.array([1, 0]))
 >>> q, k = pairs.query(np.arange(8)), pairs.key(np.arange(8))
@@ -35,14 +35,14 @@ class TilePairs(NamedTuple):
   cols: np.ndarray  # the index of the key tile
 
   def query(self, positions: np.ndarray) -> "QueryPlusKey":
-    """Returns the unknown query of each pair.
+    """Returns the unknown query position of each tile pair.
 
     `positions` lists all positions, in the order of the tiles.
     """
     return QueryPlusKey(self, positions, 0)
 
   def key(self, positions: np.ndarray) -> "QueryPlusKey":
-    """Returns the unknown key of each pair.
+    """Returns the unknown key position of each tile pair.
 
     `positions` lists all positions, in the order of the tiles.
     """
@@ -66,8 +66,9 @@ class TilePairs(NamedTuple):
   def may_be_equal(self, u: Array, v: Array) -> Array:
     """Returns whether some u of a query tile may equal some v of a key tile.
 
-    This is so if some value of the side that varies more within its tiles lies
-    between the smallest and the largest value of the other side.
+    The test uses the values of the side that varies more within its tiles. It
+    checks whether one of these values lies between the smallest and the largest
+    value of the other side.
     """
     if np.ndim(u) == 0 or np.ndim(v) == 0:
       return True  # always safe, because bounds still apply
@@ -203,8 +204,8 @@ class Integer:
   def _difference(self, other: Any) -> tuple[Array, Array]:
     """Returns the bounds of `self - other`, which decide a comparison.
 
-    They are exact if both integers are known at every position, because the
-    difference is then computed before its bounds.
+    The bounds are exact if both integers are known at every position, because
+    the values are then subtracted before bounds are taken.
     """
     return (self - other).bounds()
 
@@ -269,8 +270,8 @@ class QueryPlusKey(Integer):
   def _map(self, function: Callable[[Any], Any]) -> Any:
     """Applies a function to all values, or to bounds.
 
-    The function is applied to each value if it depends only on the query or
-    only on the key, and to the bounds of the sum otherwise.
+    If the integer depends only on the query or only on the key, the function is
+    applied to each value. Otherwise, it is applied to the bounds of the sum.
 
     Args:
       function: maps an array of integers, or an `Interval`.
@@ -369,7 +370,7 @@ class Interval(Integer):
 
 
 class Int32(Interval):
-  """A single interval that must fit in 32 bits, as integers on devices must.
+  """A single interval that must fit in 32 bits, like integers on devices.
 
   Operations return intervals of this class, so every intermediate value is
   checked.
@@ -407,7 +408,8 @@ def _constant(x):
 def _divisor(x):
   """Checks and returns a divisor.
 
-  It must be positive, because bounds would otherwise change their order.
+  The divisor must be positive, because a negative divisor would swap the lower
+  and the upper bound.
   """
   value = _constant(x)
   if value <= 0:

@@ -13,7 +13,7 @@ from sparse_transformer.patterns.checks import PatternLike, orders
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layout:
-  """The tiles of a part that contain pairs, sorted by query tile, key tile.
+  """A part's tiles that contain pairs, sorted by query tile, then key tile.
 
   The tiles are cut from the matrix of pairs after its queries and keys are
   sorted by the orders of the part.
@@ -103,9 +103,10 @@ def cover(part: PatternLike, n: int, tile: int) -> Iterator[Nodes]:
   proportional to the outline of the pattern, not to its area.
 
   Yields:
-    The full nodes of each size, largest first, whose pairs are counted only up
-    to the end of the sequence. Finally, the nodes of size `tile` that bounds
-    cannot classify, whose pairs are counted one by one.
+    The full nodes of each size, largest first. Their pairs are counted only up
+    to the end of the sequence. The last item contains the nodes of size `tile`
+    that bounds cannot classify. The pairs of these nodes are counted one by
+    one.
   """
   if n < 1 or tile < 1:
     raise ValueError(f"{n=} and {tile=} must be at least 1")
@@ -168,7 +169,7 @@ def pairs_of_tiles(
   rows: np.ndarray,
   cols: np.ndarray,
 ) -> Iterator[tuple[slice, np.ndarray]]:
-  """Yields slices of the tiles, with their pairs: bool [tiles, tile, tile].
+  """Yields (a slice of the tiles, their pairs as bool [tiles, tile, tile]).
 
   Args:
     part: the pattern whose mask is evaluated.

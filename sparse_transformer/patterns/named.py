@@ -65,7 +65,7 @@ def factorize(
   num_summaries: int = 1,
   head: int = 0,
 ) -> tuple[Pattern, ...]:
-  """Returns the factors of a name, or of an expression, for one head.
+  """Returns the factors that a name or an expression stands for, in one head.
 
   `dense`, `local`, `strided`, `fixed`: Child et al. 2019, section 4.3.
   `strided_target`: strided attention with the column of the target, see
@@ -80,7 +80,8 @@ def factorize(
 
   Args:
     name: a name in `FACTORIZATIONS` or `PUBLISHED`, or an expression that
-      `parse` reads. Settings that it does not use are ignored.
+      `parse` reads. Settings that the name or the expression does not use are
+      ignored.
     stride: stride of strided attention, or block size of fixed attention.
     window: number of keys in local attention.
     width: number of positions in a summary.
@@ -229,10 +230,10 @@ def parse(text: str) -> tuple[tuple[Pattern, ...], ...]:
   """Reads an expression that combines registered patterns.
 
   Args:
-    text: factors separated by commas, at most `MAX_CHARACTERS` in all. A factor
-      is either a pattern or a tuple of patterns. A pattern may combine at most
-      `MAX_COMBINED` patterns with | & -. Heads alternate between the patterns
-      of a tuple.
+    text: factors separated by commas, at most `MAX_CHARACTERS` characters in
+      all. A factor is either a pattern or a tuple of patterns. A pattern may
+      combine at most `MAX_COMBINED` patterns with | & -. Heads alternate
+      between the patterns of a tuple.
 
   Returns:
     A tuple (factors) of tuples (heads) of patterns.

@@ -67,8 +67,8 @@ def compile_for(
   """Compiles an experiment for a target, and reports the result.
 
   The program is not run, so no device is needed. The compiler runs in a
-  separate process with its own JAX, which may take minutes and several GB of
-  memory.
+  separate process with its own JAX. Compilation may take minutes and several GB
+  of memory.
 
   Args:
     target: the devices to compile for.

@@ -26,9 +26,9 @@ class Kind:
   Attributes:
     description: the description, for `describe`.
     memory: the bytes of memory of one device.
-    sizes: the usual topologies of one host, slices x hosts x GPUs or the axes
-      of a torus. The first is the smallest, and is used for a name without a
-      topology.
+    sizes: the usual topologies of one host: slices x hosts x GPUs for GPUs, or
+      the axes of the torus for TPUs. The first topology is the smallest, and is
+      the default for a name without a topology.
     compiler: "tpu" or "cuda", which is also the name of the platform for
       attention backends.
   """
@@ -103,7 +103,8 @@ class Target:
   def capability(self) -> float:
     """The compute capability of a GPU, such as 8.9; 0 for a TPU.
 
-    Kernels need to know it, because some use instructions that older GPUs lack.
+    Kernels need this number, because some kernels use instructions that older
+    GPUs lack.
     """
     if self.kind not in GPUS:
       return 0.0

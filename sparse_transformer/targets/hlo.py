@@ -85,10 +85,11 @@ class Profile(NamedTuple):
   """The cost of one execution of a program.
 
   Attributes:
-    launches: the number of launches by the name of the instruction up to its
-      first dot.
+    launches: {name of an instruction: number of its launches}, where names are
+      cut at the first dot.
     copies: the number of copies from memory to memory, which need no kernel.
-    collectives: {opcode: (number, bytes of their results)}.
+    collectives: {opcode: (number of collectives, total bytes of their
+      results)}.
     unknown_loops: the number of loops whose number of iterations is unknown.
       Each of these loops is counted as one iteration.
   """
@@ -160,10 +161,12 @@ class Executed(NamedTuple):
   """An instruction that a program executes.
 
   Attributes:
-    instruction: the instruction. A loop itself is listed only if its number of
-      iterations is unknown: once, before its body.
+    instruction: the instruction. The `while` instruction of a loop is yielded
+      only if its number of iterations is unknown. It is then yielded once,
+      before the body of the loop.
     times: how often it is executed.
-    shapes: {name: shape} of the computation that contains it.
+    shapes: {name: shape} of all instructions in the computation that contains
+      this instruction.
     is_in_loop: whether that computation is part of a loop.
   """
 
@@ -176,7 +179,7 @@ class Executed(NamedTuple):
 def execute(
   module: Module, name: str, times: int = 1, is_in_loop: bool = False
 ) -> Iterator[Executed]:
-  """Yields the instructions that a computation and those it calls execute.
+  """Yields the instructions that a computation and its callees execute.
 
   Args:
     module: the module.
@@ -226,7 +229,7 @@ def kind_of(x: Instruction) -> str:
 
 
 def _collectives(module, x):
-  """Yields (opcode, bytes of its result) of collectives in an instruction."""
+  """Yields (opcode, result bytes) for each collective in an instruction."""
   # A fusion may contain a collective.
   parts = [x]
   if x.opcode in ("fusion", "fusion-start"):
@@ -242,9 +245,10 @@ def _collectives(module, x):
 def trips(module: Module, loop: Instruction) -> int | None:
   """Returns the number of iterations of a loop, or None if it is unknown.
 
-  XLA records the number if it knows it. Otherwise, it is the only constant in a
-  condition `counter < constant`. This assumes that the counter starts at 0 and
-  increases by 1, as in `scan` and `fori_loop`.
+  If XLA knows the number, it is recorded in the instruction. Otherwise, the
+  condition must be `counter < constant`, and the result is its only constant.
+  This assumes that the counter starts at 0 and increases by 1, as in `scan` and
+  `fori_loop`.
   """
   known = re.search(r'known_trip_count[":{]+n":"(\d+)"', loop.rest)
   if known:

@@ -1,6 +1,6 @@
 """The worker: compiles the programs that a request on standard input names.
 
-It runs in the environment of a compiler.
+The worker runs in the Python environment of a compiler.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ class Program(NamedTuple):
 def main() -> None:
   """Reads a request from standard input, and writes the answer to a file.
 
-  Both are JSON. The request names the folder of the file.
+  The request and the answer are JSON. The request names the folder in which the
+  answer is written.
   """
   request = json.load(sys.stdin)
   # Report errors that a user can fix. All other errors end the process with a
@@ -105,7 +106,8 @@ def _answer(request):
 def _report_step(experiment, requests, target):
   """Reports a training step.
 
-  With `model.remat=auto`, it is the step that a run would choose.
+  With `model.remat=auto`, the report describes the program that a run would
+  choose.
 
   Args:
     experiment: the experiment, on the devices of the target.
@@ -133,7 +135,7 @@ def _report_step(experiment, requests, target):
 
 
 def _norms(experiment, target):
-  """Returns what computes the norms of a step on a target, and why."""
+  """Returns which implementation computes norms on a target, and why."""
   model = experiment.model
   train = experiment.config.train
   shape = train.batch_size // train.accumulation, model.length, model.width
@@ -175,7 +177,7 @@ def _attention(experiment, requests, key_heads=0, segments=False, **options):
     experiment: the experiment, on the devices of the target.
     requests: the requests of the network's attention, one for each distinct
       tuple of patterns.
-    key_heads: the number of KV heads, or 0 to use that of the network.
+    key_heads: the number of KV heads; 0 for the number in the network.
     segments: whether to add segments if the network has none.
     **options: further arguments of `attend`.
   """
@@ -259,8 +261,8 @@ def _report(program, experiment, target):
 
   Returns:
     An item of "programs" in the report, as JSON. If the program does not
-    compile, the item includes `reason`, and `fits` is False if memory is the
-    reason, otherwise None.
+    compile, the item includes the `reason`. Then `fits` is False if the program
+    needs too much memory, and None if it fails for another reason.
   """
   name = program.name
   with _targeting(experiment, target):
@@ -332,8 +334,8 @@ def _tell(target, doing):
 def _first_line(error: Exception) -> str:
   """Returns the first line of an error message.
 
-  If the message quotes a traceback, it returns the quoted error, which is at
-  the end of the traceback.
+  If the message quotes a traceback, returns the text before the traceback and
+  the error at its end.
   """
   first, _, rest = str(error).strip().partition("\n")
   if "Traceback" not in first:

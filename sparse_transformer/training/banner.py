@@ -93,8 +93,9 @@ def _shared_summaries(config):
 def _skipped_byte(model):
   """Returns a warning if no head sees the byte above the target, else "".
 
-  This concerns images. It happens if the stride is exactly one row, because
-  inputs are shifted by one.
+  The warning applies only to images. If the stride is exactly one row, a
+  strided head sees the byte before the one above, because inputs are shifted by
+  one position.
   """
   if len(model.shape) != 3 or model.classifies:
     return ""
@@ -141,7 +142,7 @@ def end(
   workdir: str | os.PathLike,
   config_file: str | os.PathLike | None,
 ) -> str:
-  """Returns a line about a complete run: its best validation and what to do.
+  """Returns the last line of a run: its best validation loss and a command.
 
   Args:
     experiment: the experiment of the run.

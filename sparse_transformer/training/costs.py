@@ -44,9 +44,9 @@ def attention_requests(
 ) -> list[Request]:
   """Describes the calls of `attend` for a micro-batch.
 
-  There is one request for each distinct tuple of patterns in the layers. With
-  these requests, backends can be chosen and checked, and costs counted, before
-  anything is traced.
+  There is one request for each distinct tuple of patterns in the layers.
+  Callers use these requests to choose and check backends, and to count costs,
+  before anything is traced.
 
   Args:
     config: the config of the experiment, which defines batch and mesh.
@@ -101,13 +101,13 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
   The number does not depend on how the step is executed. The backward pass
   counts twice as much as the forward pass, and recomputation is not counted.
-  Attention is counted for the pairs of the patterns only, and experts are
-  counted only where a position passes through them.
+  Attention is counted only for the query-key pairs in the patterns. Experts are
+  counted only for the positions that are routed to them.
   Source: Chowdhery et al. 2022 (PaLM), appendix B.
 
   Returns:
-    A dict of the FLOPs of products with `weights`, the FLOPs of `attention`,
-    and their `total`.
+    A dict of FLOPs: `weights` for matrix products with weights, `attention` for
+    attention, and their `total`.
   """
   # In the forward pass, a pair takes two FLOPs per component of its query and
   # of its value. The backward pass takes twice as many.
@@ -117,7 +117,7 @@ def flops_per_token(model: model_lib.Config) -> dict[str, float]:
 
 
 def _weight_flops(model: model_lib.Config) -> int:
-  """Returns the FLOPs per token of products with weights, forward only."""
+  """Returns the forward FLOPs per token of matrix products with weights."""
   products = model_lib.count_active_parameters(model, name="kernel")
   # The output layer of a classifier runs once per sequence, not per token.
   if model.classifies:
@@ -157,8 +157,8 @@ def speed(
 def memory(config: schema.Config, model: model_lib.Config) -> dict[str, int]:
   """Returns the bytes of the training state and gradients on each device.
 
-  Activations are not included, because only a compiled program tells what they
-  need, see `Experiment.compile_step`.
+  Activations are not included, because their size is known only after
+  compilation, see `Experiment.compile_step`.
 
   Returns:
     A dict of the bytes of `parameters`, `optimizer`, `average` and `gradients`,

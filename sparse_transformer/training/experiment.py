@@ -68,8 +68,8 @@ class Experiment:
   def numbers(self) -> Sequence[np.ndarray]:
     """The indices [B] of the examples in each batch.
 
-    `numbers[i]` is the batch after i updates. It depends only on the seed, i
-    and the batch size.
+    `numbers[i]` contains the indices for the batch that follows i updates. For
+    given data, the indices depend only on the seed, i and the batch size.
     """
     settings = self.config.train
     numbers = range(len(self.examples))
@@ -102,7 +102,7 @@ class Experiment:
     """Returns the shape, dtype and sharding of a batch.
 
     By default, the dtype is the smallest that can represent all symbols.
-    Labelled rows may need a larger one, because they also contain the lengths
+    Labelled rows may need a larger dtype, because they also contain the lengths
     of sequences.
     """
     return jax.ShapeDtypeStruct(
@@ -119,8 +119,8 @@ class Experiment:
   def stage(self, step: int) -> str:
     """Returns how a sentence refers to the weights of a step.
 
-    This is "step 700", for example, or "converted weights" for step 0 of a run
-    that was made by `convert`, because its weights are not random.
+    The result is "step 700", for example. For step 0 of a run that `convert`
+    made, it is "converted weights", because these weights are not random.
     """
     is_converted = self.config.train.init_from and not step
     return "converted weights" if is_converted else f"step {step:,}"
@@ -179,8 +179,7 @@ class Experiment:
   def update(self) -> Any:
     """Jitted `step`: (state, tokens_BL, schedule) -> (new state, metrics).
 
-    It reuses the memory of its argument `state`, which must not be used
-    afterwards.
+    The argument `state` is donated, so callers must not use it afterwards.
     """
     # Replicate metrics over all devices, so that any process can read them.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
@@ -193,8 +192,8 @@ class Experiment:
   def compile_step(self, remat: str, dtype: Any = None) -> Any:
     """Compiles `update`, which may take minutes.
 
-    If it was already compiled with the same arguments, that program is
-    returned.
+    Returns the existing program if `update` was already compiled with the same
+    arguments.
 
     Args:
       remat: what the backward pass recomputes, an item of `schema.REMATS`.
@@ -213,13 +212,13 @@ class Experiment:
     return self._programs[key]
 
   def with_remat(self, remat: str) -> "Experiment":
-    """Returns this experiment with a different `model.remat`, on its data."""
+    """Returns an experiment with another `model.remat` and the same data."""
     config = self.config.replace(**{"model.remat": remat})
     return Experiment(config, self.devices, self.source)
 
   @functools.cached_property
   def mesh(self) -> Mesh:
-    """The mesh of devices. Code that runs the network must set it as context.
+    """The mesh of devices. To run the network, set it with `jax.set_mesh`.
 
     Raises ValueError if the mesh does not fit the devices or the network.
     """
@@ -269,7 +268,7 @@ class Run:
     """Compares the experiment's config with the one that trained the step.
 
     Args:
-      allowed: what changes may affect, a policy of `config`.
+      allowed: the effects that changes may have, as a policy of `config`.
 
     Returns:
       {"group.field": (old, new)} for each field that differs.

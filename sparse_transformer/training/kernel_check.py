@@ -1,10 +1,10 @@
-"""The check of fused kernels, before a run first uses them on a device.
+"""Checks fused kernels before a run first uses them on a device.
 
 The check runs in a separate process, because a kernel may hang or crash. The
-process is forked before this one uses the devices, because only one process at
-a time can use a TPU, and XLA reserves most of a GPU's memory. If devices are
-already in use, or several processes train together, the check runs in this
-process instead.
+child process is forked before the parent process uses the devices. This order
+is necessary because only one process at a time can use a TPU, and XLA reserves
+most of a GPU's memory. If devices are already in use, or several processes
+train together, the check runs in this process instead.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ PASSING = "Out of memory", "memory space hbm", "status -9"
 
 
 def avoid_wrong(experiment: Experiment) -> Experiment:
-  """Avoids kernels whose results here differ from plain XLA's.
+  """Avoids kernels whose results on this device differ from plain XLA's.
 
-  "auto" then does not choose attention backends that differ, and norms do not
-  use their kernels. Prints a line on standard error for each kernel that it
-  avoids.
+  The backend "auto" then does not choose attention backends that fail the
+  check. Norms use plain XLA if their kernels fail the check. Prints a line on
+  standard error for each kernel that it avoids.
 
   Args:
     experiment: the experiment whose network will run. Devices should not be in
@@ -95,7 +95,7 @@ def avoid_wrong(experiment: Experiment) -> Experiment:
 
 
 def _cases(config, model):
-  """Yields what to check: (name, request, a function that returns its faults).
+  """Yields a tuple per check: (name, request, function that returns faults).
 
   Each check uses a single sequence on one device, which takes little time and
   memory. The verdict applies to all batch sizes and meshes.
@@ -128,8 +128,8 @@ def _verdicts(cases):
     cases: a function that returns the cases, see `_cases`.
 
   Yields:
-    (name, file of its verdict, faults). Before a check that may crash the
-    process, it yields a tuple whose faults are None.
+    (name, file of its verdict, faults). A check may crash the process, so a
+    tuple whose faults are None is yielded before the check runs.
   """
   for name, question, find_faults in cases():
     path = _path(name, question)
@@ -147,7 +147,8 @@ def _verdicts(cases):
 def _verdicts_of_process(cases):
   """Yields the `_verdicts` of another process.
 
-  If that process crashes or hangs during a check, this is the last verdict.
+  If that process crashes or hangs during a check, the last verdict reports this
+  fault.
   """
   fork = multiprocessing.get_context("fork")
   ours, theirs = fork.Pipe(duplex=False)
@@ -200,7 +201,7 @@ def _send(pipe, cases):
 
 
 def _kept(path, faults):
-  """Writes a verdict to its file unless it may be temporary.
+  """Writes a verdict to its file, unless its faults may be temporary.
 
   Returns the faults.
   """

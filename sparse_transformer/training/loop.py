@@ -50,7 +50,7 @@ EARLY = 1, 2, 5, 10, 20
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-  """What all training steps share, except the program and the state.
+  """The objects that all training steps share, except program and state.
 
   Attributes:
     experiment: the experiment of the run.
@@ -95,13 +95,14 @@ def train(
     workdir: the folder of the run.
     config_file: the file that defined the config, or None. The workdir gets a
       copy.
-    limit: (a clock of `stopwatch.TIMES`, seconds), after which the run ends
-      even before its last step, or None. It requires a single process. The
-      learning rate is then scheduled by time, so a resumed run is not
-      bitwise-identical to an uninterrupted one.
-    allow_changes: whether a resumed run may change the fields whose effects
-      are in `config.WITH_ALLOW_CHANGES`, such as the learning rate. Its weights
-      then differ from those of a run that used the new values from the start.
+    limit: the time limit as (a clock of `stopwatch.TIMES`, seconds), or None.
+      After this time, the run ends even before its last step. A limit requires
+      a single process. With a limit, the learning rate depends on time, so a
+      resumed run is not bitwise identical to an uninterrupted one.
+    allow_changes: whether a resumed run may change the fields whose effects are
+      in `config.WITH_ALLOW_CHANGES`, such as the learning rate. After such a
+      change, the weights differ from the weights of a run that used the new
+      values from the start.
     on_metrics: see `metrics.Writer`.
     profile: consecutive steps to trace, counted from 1, see `Profile`.
 
@@ -275,13 +276,13 @@ def _saver(experiment, workdir):
 
 
 def _changes(config, saver, step, allowed):
-  """Compares the config with that of the run in the workdir, if there is one.
+  """Compares the config with the config of the run in the workdir, if any.
 
   Args:
     config: the config to train with.
     saver: the saver of the run.
     step: the step of the checkpoint to resume from, or None.
-    allowed: what changes may affect, a policy of `config`.
+    allowed: the effects that changes may have, as a policy of `config`.
 
   Returns:
     {"group.field": (old, new)}, the changes since that checkpoint.
@@ -398,7 +399,7 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
   """Trains until the last step, the end of the limit, or a signal.
 
   Args:
-    run: what the steps share.
+    run: the objects that the steps share.
     program: the compiled step, see `Experiment.compile_step`, or None if no
       step is left.
     state: the state to start from; its memory is reused.
@@ -498,7 +499,7 @@ def _steps(run: _Run, program: Callable[..., Any], state: State) -> State:
 
 
 def _is_due(step, every, is_last):
-  """Whether an action with this interval is due; 0: only at the last step."""
+  """Whether an action is due; if `every` is 0, only at the last step."""
   return is_last or (every > 0 and step % every == 0)
 
 

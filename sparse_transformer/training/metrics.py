@@ -46,7 +46,7 @@ class Writer:
 
   Args:
     workdir: the folder of `metrics.jsonl`; also an attribute.
-    step: the last step that is saved; -1 if not even step 0 is saved.
+    step: the last saved step; -1 if no step is saved.
     on_metrics: a function called with (step, split, values) for each line of
       `metrics.jsonl`, or None. If it raises an exception, the exception is
       reported on standard error, and the run continues.

@@ -21,8 +21,8 @@ DECAY = 0.2
 class Schedule(NamedTuple):
   """The values on which the learning rate depends.
 
-  They are arguments of the compiled program rather than constants in it, so
-  that a change of them does not require another compilation.
+  These values are arguments of the compiled program, not constants in it.
+  Therefore, a change of a value does not require another compilation.
 
   Attributes:
     step: the step whose learning rate is needed, int32; -1 for the number of
@@ -48,9 +48,10 @@ def schedule(
   Args:
     config: the config of the experiment.
     step: the number of completed steps.
-    share: the fraction of the time limit that has passed. The learning rate
-      then decays with time, and the warm-up takes at most a tenth of the time.
-      If None, the learning rate depends on the number of updates.
+    share: the fraction of the time limit that has passed, or None. With a
+      fraction, the learning rate decays with time, and the warm-up takes at
+      most a tenth of the time. With None, the learning rate depends on the
+      number of updates.
 
   Raises ValueError if the warm-up does not end before the last step, or if a
   constant schedule has a minimum.
@@ -135,16 +136,16 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """Returns the optimizer that the config names.
 
-  Gradients are first clipped by their global norm. With Muon, only the matrices
-  of blocks are updated by Muon, and all other parameters by AdamW. Muon's
-  updates are scaled to the root mean square of Adam's updates, so that the same
-  learning rates are suitable for both.
+  Gradients are first clipped by their global norm. If Muon is selected, it
+  updates only the matrices in blocks, and AdamW updates all other parameters.
+  Muon's updates are scaled to the root mean square of Adam's updates, so that
+  the same learning rates are suitable for both.
   Source: Jordan et al. 2024, Muon; Liu et al. 2025, arXiv 2502.16982.
 
   Args:
     config: the config of the experiment.
-    due: the schedule of the learning rate. If None, the schedule of the config
-      at the number of updates so far.
+    due: the schedule of the learning rate. If None, the learning rate follows
+      the schedule of the config, at the number of updates so far.
 
   Raises ValueError if the schedule is invalid, see `schedule`.
   """
@@ -206,11 +207,11 @@ def num_updates(opt_state: optax.OptState) -> jax.Array:
 
 
 def decays(params: dict) -> dict:
-  """Returns whether each parameter decays, as a pytree of bools.
+  """Returns which parameters have weight decay, as a pytree of bools.
 
-  Parameters with two axes decay, as in the released code, where axes of layers
-  and experts are not counted. Centroids have three axes and do not decay,
-  because only their direction has an effect, not their length.
+  As in the released code, parameters with two axes decay. The axes over layers
+  and experts do not count. Centroids have three axes and do not decay, because
+  only their direction has an effect, not their length.
   """
   return jax.tree_util.tree_map_with_path(_is_matrix, params)
 

@@ -44,7 +44,7 @@ class Profile(contextlib.ExitStack):
       self._folder.mkdir(exist_ok=True)
 
   def before(self, step: int, state: State) -> None:
-    """Starts the trace before its first step, and ends it after its last step.
+    """Starts the trace before the first traced step; ends it after the last.
 
     Args:
       step: the next step, counted from 1.

@@ -1,8 +1,8 @@
 """The choice of `model.remat=auto`: what the backward pass recomputes.
 
-The less the backward pass recomputes, the faster a step is, and the more memory
-it needs. How much memory it needs is known only after compilation. Therefore
-programs are compiled in the order of `schema.REMATS` until one fits.
+If the backward pass recomputes less, a step is faster but needs more memory.
+The amount of memory is known only after compilation. Therefore programs are
+compiled in the order of `schema.REMATS` until one fits.
 """
 
 import functools
@@ -49,9 +49,9 @@ def choose(
   Args:
     experiment: the experiment of the run.
     dtype: the dtype of batches, see `Experiment.compile_step`.
-    kept: what "auto" chose before a resumed run was interrupted, or None. It is
-      chosen again, because the run continues bit for bit only with the same
-      program.
+    kept: for a resumed run, the earlier choice of "auto", or None. The same
+      item is chosen again, because only the same program continues the run bit
+      for bit.
     state: bytes of the training state if it is not on the devices yet, else 0.
   """
   asked = experiment.config.model.remat

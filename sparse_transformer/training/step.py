@@ -64,7 +64,7 @@ class LossScale(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
-  """Everything that training changes."""
+  """The training state: everything that a training step changes."""
 
   step: jax.Array  # int32 scalar, steps so far, including skipped steps
   params: dict  # nested dicts of arrays
@@ -142,9 +142,10 @@ def make_losses(apply: Callable[..., jax.Array]) -> Callable[..., Any]:
     apply: the network, from `model.make_apply`.
 
   Returns:
-    A function of (params, tokens_BL) that returns the nats of each position,
-    float32 [B, L]. For a classifier, it returns a tuple: the nats of each
-    label, float32 [B, 1], and whether each prediction is correct, bool [B].
+    A function of (params, tokens_BL) that returns the loss of each position in
+    nats, float32 [B, L]. For a classifier, this function returns a tuple: the
+    loss of each label in nats, float32 [B, 1], and whether each prediction is
+    correct, bool [B].
   """
 
   def losses(params, tokens_BL):
@@ -176,7 +177,7 @@ def train_step(
     tokens_BL: integers [B, L], or labelled rows [B, L + 2]. B must be a
       multiple of `train.accumulation`.
     schedule: the schedule of the learning rate, from `optimizer.schedule`. If
-      None, the schedule of the config.
+      None, the schedule of the config is used.
     predict: a function (params, tokens_BL, rng) -> (logits_BLV, measured), from
       `model.make_predict`.
     config: the config of the experiment.
@@ -246,8 +247,8 @@ def _accumulate(state, tokens_BL, predict, config):
   """Computes the gradients and metrics of a batch in micro-batches.
 
   Returns:
-    ((nats, measurements of blocks), gradients). Each is the mean over the
-    batch, and the gradients are unscaled.
+    ((nats, measurements of blocks), gradients). Each value is the mean over the
+    batch. The gradients are already divided by the loss scale.
   """
   micro = config.train.accumulation
   b, n = tokens_BL.shape

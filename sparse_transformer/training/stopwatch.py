@@ -65,7 +65,7 @@ class Stopwatch:
     self._start = _now()
 
   def _add(self) -> None:
-    """Adds the time since the last call or the last pause."""
+    """Adds the time since the last call or the end of the last pause."""
     now = _now()
     for name in TIMES:
       self._spent[name] += now[name] - self._start[name]
@@ -103,7 +103,8 @@ class Stopwatch:
   def rate(self) -> float:
     """Returns the tokens per second since the last call of this function.
 
-    Time after the last pause is not included, so call it within `paused`.
+    Call this method within `paused`, because it does not include the time after
+    the last pause.
     """
     seconds = self._spent["seconds"] - self._since
     rate = self._tokens / seconds if seconds else 0.0

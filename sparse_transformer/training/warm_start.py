@@ -24,16 +24,16 @@ def first_state(experiment: Experiment) -> tuple[State, dict[str, Any] | None]:
 
   Returns:
     (state, start). `start` describes the origin of the weights as JSON, and is
-    None if the weights are random. In `start`, `random` lists the parameters
-    that no weights fit, `unused` lists the weights that fit no parameter,
-    `changed` lists the settings that change what weights mean, and `attention`
-    lists the settings of patterns that differ.
+    None if the weights are random. `start` includes four lists: `random`, the
+    parameters that no weights fit; `unused`, the weights that fit no parameter;
+    `changed`, the settings that change the meaning of weights; and `attention`,
+    the pattern settings that differ.
 
   Raises:
     FileNotFoundError: the run has no checkpoint.
-    ValueError: the run does not have this step, or its checkpoint is damaged;
-      or weights do not fit or mean something else, and `train.init_partial` is
-      False.
+    ValueError: the run does not have this step, or its checkpoint is damaged.
+      If `train.init_partial` is False, also if weights do not fit or have
+      another meaning.
   """
   settings = experiment.config.train
   if not settings.init_from:
@@ -134,9 +134,9 @@ def _changed(before, experiment):
   """Finds settings that differ from those with which weights were trained.
 
   Returns:
-    (changed, attention), two lists of lines: the settings that change what
-    weights mean, and the settings of patterns, with which weights can still be
-    used.
+    (changed, attention), two lists of lines. `changed` lists the settings that
+    change the meaning of weights. `attention` lists the pattern settings that
+    differ but still allow the weights to be used.
   """
   learned = any(x.is_learned for x in experiment.model.contents)
   changed: list[str] = []
@@ -160,8 +160,8 @@ def _fit(params, weights, changed, settings):
   """Replaces parameters by the weights of the same name and shape.
 
   Returns:
-    (parameters, misfits), where misfits contains the names `random` and
-    `unused`, and `changed`.
+    (parameters, misfits). `misfits` is a dict of `random` and `unused`, two
+    lists of names, and of `changed`.
 
   Raises ValueError if something does not fit, unless `train.init_partial` is
   True and at least one array fits.

@@ -23,7 +23,8 @@ def check_folder(workdir: str | os.PathLike, other: str, what: str) -> None:
     workdir: the folder, which need not exist.
     other: the name of a file whose presence shows that the folder is already
       used for something else.
-    what: what the folder is then used for, for the error message.
+    what: the other use of the folder, such as "a comparison", for the error
+      message.
   """
   name = os.fspath(workdir)
   path = pathlib.Path(workdir)
@@ -52,8 +53,8 @@ def hold(workdir: str | os.PathLike) -> Iterator[None]:
   releases the lock when that process ends, even if it is killed. If an error
   occurs before config.json is written, a newly created workdir is removed.
 
-  Raises ValueError, which names the process and the host, if another run has
-  locked the workdir.
+  Raises ValueError if another run has locked the workdir. The error names the
+  process and the host of that run.
   """
   path = pathlib.Path(workdir)
   needed = [path / "lock", path / "checkpoints", path, *path.parents]

@@ -34,9 +34,9 @@ LEAST_WIDTHS = 64
 class Triton(contract.Backend):
   """Runs all heads and parts together on NVIDIA GPUs.
 
-  A request needs only one plan. Kernels read rows by position, so parts with
-  different orders need no copies of arrays, and each launch has enough work for
-  all processors.
+  A request needs only one plan, so each launch has enough work for all
+  processors. Kernels read rows by position, so parts with different orders need
+  no copies of arrays.
   """
 
   # whether to interpret kernels, which works on any platform
@@ -83,7 +83,7 @@ class Triton(contract.Backend):
     return None
 
   def _largest_tile(self, request):
-    """Returns the largest tile that does not exceed registers and memory.
+    """Returns the largest tile size that fits in registers and shared memory.
 
     Args:
       request: the request. Its widths, dtype and features determine how many

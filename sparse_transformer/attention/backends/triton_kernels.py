@@ -1,10 +1,11 @@
 """The fused kernels of the `triton` backend, in Pallas.
 
-A grid [items, B] has a program for each work item of each sequence. The
-positions of the item are the rows of the program. It processes tiles of the
-other side, its columns, one after another. Rows and columns are read and
-written by position, so arrays stay in natural order, whatever the order of
-tiles is. See `items`.
+A grid [items, B] has a program for each work item of each sequence. The rows of
+the program are the positions of its item. The columns are positions of the
+other side: keys if rows are queries, and queries if rows are keys. The program
+processes the columns tile by tile. Rows and columns are read and written by
+position, so arrays stay in natural order, whatever the order of tiles is. See
+`items`.
 
 The loop of a program carries its sums in registers, in float32. Tiles of the
 other side pass through shared memory; Triton copies the next tiles while
@@ -127,8 +128,9 @@ class _RowProgram:
     """Runs carry = body(columns, pairs, carry) over the tiles of the item.
 
     Args:
-      body: adds a tile. `columns` are `_Rows` of the other side; `pairs` is
-        bool [T, S], or None if all rows meet all columns.
+      body: a function that adds the contribution of a tile to the carry.
+        `columns` are `_Rows` of the other side. `pairs` is a mask, bool [T, S],
+        or None if all rows meet all columns.
       carry: the sums, a pytree of arrays that stay in registers.
 
     Returns:
@@ -168,8 +170,9 @@ class _RowProgram:
   def _head_of_columns(self, i):
     """Returns the head of the other side for entry i of the tables.
 
-    A query head has one KV head. A KV head processes each of its query heads,
-    which the tables list.
+    If rows are queries, this is the KV head that their query head uses. If rows
+    are keys, it is one of the query heads that share the KV head; the tables
+    list which one.
     """
     # The common case is known while the program is traced, and loads nothing.
     if self._group == 1:
@@ -232,8 +235,8 @@ class _RowProgram:
 
     Args:
       number: index of the result among the kernel's results.
-      fill: value of rows that a slot has not written, and whose memory is
-        undefined.
+      fill: the value to return for rows that a slot has not written. The memory
+        of these rows is undefined.
 
     Returns:
       A list of float32 [T, W] or [T], one for each slot.
@@ -333,7 +336,7 @@ def _forward(program, queries, keys, out_ref, lse_ref):
 def _start_softmax(program, width):
   """Returns the initial carry of the loop over keys.
 
-  It contains the results of earlier slots.
+  The carry already includes the results of earlier slots.
 
   Args:
     program: the program of a tile of queries.
@@ -405,7 +408,7 @@ def _backward_of_queries(program, queries, keys, dq_ref):
 
 
 def _backward_of_keys(program, queries, keys, dk_ref, dv_ref):
-  """Computes dk and dv of a tile of keys; scores are [keys, queries].
+  """Computes dk and dv of a tile of keys; scores have shape [keys, queries].
 
   Each tile of keys has one program, which processes all its queries in a fixed
   order. Sums therefore need no atomic additions, and are the same in every run.
@@ -536,7 +539,7 @@ def backward(
 
 
 def _num_warps(kernel, v, tile):
-  """Returns the number of warps that a program needs not to spill registers.
+  """Returns the number of warps with which a program spills no registers.
 
   A warp has 32 threads, and a thread at most 255 registers.
   """
@@ -559,12 +562,13 @@ def _launch(kernel, plan, queries, keys, outs, interpret):
       query.
     keys: arrays [B, M, G, ...].
     outs: arrays with the shapes and dtypes of the results. Results are in
-      float32 instead if others are added to them.
+      float32 instead if other results are added to them, see `Plan.is_whole`.
     interpret: whether to interpret the kernel instead of compiling it.
 
   Returns:
-    The results. If there are several slots, the first slot runs last. It has
-    all rows, and its programs add the results of the other slots to their own.
+    The results. If there are several slots, the first slot runs last. This slot
+    covers all rows, and its programs add the results of the other slots to
+    their own.
   """
   work = plan.tables
   is_by_key = kernel is _backward_of_keys

@@ -3,10 +3,10 @@
 On CPUs, steps are small, so that their scores stay in cache; on accelerators,
 steps are large.
 
-Axes: A tiles of queries in a group; C tiles of keys that each of them meets in
-a step. The R query heads of a KV head are joined into the rows of one tile, so
-that keys are read once for all of them; tiles of queries are therefore [A, B,
-G, R T, ...].
+Axes: A tiles of queries in a group; C tiles of keys that each tile of queries
+  meets in a step. The R query heads that share a KV head are joined into the
+  rows of one tile, so that keys are read once for all R heads. Tiles of queries
+  therefore have shape [A, B, G, R T, ...].
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ MAX_WASTE = 1 / 8
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class StepTables:
-  """The steps of one part: tables, int32.
+  """The steps of one part, as int32 tables.
 
   Group i has the steps from first[i] to first[i + 1] - 1. In each step, each of
   the A tiles of queries in the group meets C tiles of keys.
@@ -61,8 +61,9 @@ class StepTables:
 class Xla(contract.Backend):
   """Runs every case on every platform.
 
-  `_choose` selects its tile and steps. Larger ones have less overhead, but
-  compute more scores that are not needed.
+  `_choose` selects the tile size and the number of key tiles in a step. Larger
+  tiles and steps have less overhead, but compute more scores that are not
+  needed.
   """
 
   # tiles to choose from, in positions
@@ -128,7 +129,7 @@ def slice_plans(
   n: int,
   first: jax.Array,
 ) -> contract.Plans:
-  """Makes plans of consecutive queries, from position `first` on, and n keys.
+  """Makes plans for n keys and consecutive queries that start at `first`.
 
   Tiles without pairs are found at run time, and skipped.
 
@@ -202,7 +203,8 @@ def _choose(backend, part, n, tile):
     backend: the backend, with tiles to choose from, and limits.
     part: the pattern.
     n: positions of a sequence.
-    tile: the requested tile, which is then used; 0 to choose one.
+    tile: the requested tile size, for which only the span is chosen; 0 to
+      choose both.
   """
   asked = (tile,) if tile else backend.tiles
   sizes = sorted({min(size, n) for size in asked})
@@ -224,11 +226,12 @@ def _choose(backend, part, n, tile):
 
 
 def _best_span(backend, counts, size):
-  """Returns the lowest (cost, span), for rows with `counts` tiles of keys.
+  """Returns (cost, span) for the span of lowest cost.
 
-  The span is the number of tiles of keys in a step; each tile has `size`
-  positions. For example, with a span of 4, a row with 5 tiles takes 2 steps, of
-  which the last 3 tiles are padding. Costs are in units of one score, see
+  `counts` is the number of key tiles in each row, which is a tile of queries.
+  The span is the number of key tiles in a step. A tile has `size` positions.
+  For example, with a span of 4, a row with 5 key tiles takes 2 steps. These
+  have room for 8 tiles, so 3 are padding. Costs are in units of one score, see
   `STEP_COST`.
   """
   costs = []
@@ -245,7 +248,7 @@ def _best_span(backend, counts, size):
 
 
 def _tables(backend, layouts, span, num_heads):
-  """Makes the tables of layouts, one for each device, with equal shapes.
+  """Makes the tables of each device from its layout, all with equal shapes.
 
   Args:
     backend: the backend, which limits the scores of a step.
@@ -254,8 +257,8 @@ def _tables(backend, layouts, span, num_heads):
     num_heads: number of heads in all sequences.
 
   Returns:
-    The `StepTables` of each layout. Devices with fewer steps are padded with
-    steps that have no tiles and belong to no group.
+    The `StepTables` of each layout. The tables of devices with fewer steps are
+    padded with steps that have no tiles and belong to no group.
   """
   tile = layouts[0].tile
   num_queries = len(layouts[0].query_order)
@@ -291,7 +294,7 @@ def _tables(backend, layouts, span, num_heads):
 
 
 def _group(num_steps, largest):
-  """Finds the largest groups of rows that waste few steps.
+  """Finds the largest size of groups of rows that wastes few steps.
 
   Args:
     num_steps: number of steps of each tile of queries, int [devices, rows].
@@ -314,10 +317,10 @@ def _group(num_steps, largest):
 
 
 class PlanLoop(online_softmax.TileLoop):
-  """The steps of a plan, on arrays that are sorted in its orders.
+  """The loop over the steps of a plan, on arrays in the plan's orders.
 
-  A group has A tiles of queries; each step has C tiles of keys for each of
-  these.
+  A group has A tiles of queries. In each step, each tile of queries meets C
+  tiles of keys.
   """
 
   def __init__(
@@ -352,10 +355,10 @@ class PlanLoop(online_softmax.TileLoop):
     return jax.tree.map(lambda x: self._key_tiles(cols_AC, x), arrays)
 
   def pairs(self, i: Array, j: Array) -> Array:
-    """Returns the pairs of step j of group i: booleans [A, 1, 1, R T, S].
+    """Returns a mask of the pairs in step j of group i, [A, 1, 1, R T, S].
 
     T is the number of queries in a tile, and S the number of keys in C tiles.
-    The axes of size 1 stand for all sequences and all KV heads.
+    The axes of size 1 broadcast over sequences and KV heads.
     """
     q_at = jnp.asarray(self.plan.queries.positions)
     q_at = self._slice_group(i, q_at[None])
@@ -446,7 +449,7 @@ class PlanLoop(online_softmax.TileLoop):
     return x_ABHT.reshape(by_key_head + width)
 
   def _key_tiles(self, cols_AC, x_BLH):
-    """Returns tiles of keys [A, B, G, C T, ...]; -1 gives an arbitrary tile."""
+    """Returns key tiles, [A, B, G, C T, ...]; index -1 selects any tile."""
 
     # A gather is a single operation for any number of tiles. The CPU compiler
     # of jax 0.10.2 copies concatenated slices at only a fifth of its speed.

@@ -1,8 +1,9 @@
 """Finds the pairs of content-based patterns for given queries and keys.
 
 A content-based pattern defines how to find buckets from queries and keys.
-Binding it to arrays replaces its `contents` by sets of pairs, which are
-patterns over positions like any others, but contain arrays.
+Binding the pattern to queries and keys replaces its `contents` by sets of
+pairs. A set is a pattern over positions like any other, except that it contains
+arrays.
 
 In all functions, `patterns` contains one pattern per head, `directions` is as
 in `attention.attend`, and `bound` is the result of `bind`.
@@ -31,12 +32,12 @@ Directions = Mapping[Pattern, jax.Array]
 
 
 def with_content(patterns: Sequence[Pattern]) -> dict[Pattern, contract.Heads]:
-  """Returns the distinct patterns with content-based parts and their heads."""
+  """Maps each distinct pattern that has content-based parts to its heads."""
   return group_heads([(p,) if p.contents() else () for p in patterns])
 
 
 def static_parts(patterns: tuple[Pattern, ...]) -> tuple[Pattern, ...]:
-  """Returns the static part of each head's pattern, or () if none has one."""
+  """Returns each pattern's static part, or () if no pattern has one."""
   has_static = any(pattern.split()[0] is not None for pattern in patterns)
   return tuple(p.static_part() for p in patterns if has_static)
 
@@ -137,14 +138,16 @@ def take_directions(
 ) -> Directions:
   """Checks and returns the directions or blocks of patterns.
 
-  Their axis -3 is the axis of heads, or 1 if all heads share them.
+  Axis -3 of each array is the axis of heads. It may have size 1 if all heads
+  share the array.
 
   Args:
     patterns: one for each head.
     directions: as in `attend`.
-    batch, length: number of sequences, and of their positions.
+    batch, length: number of sequences, and number of positions of each.
     width: K.
-    lacks: the axis of sequences or of positions, if blocks lack it; () if not.
+    lacks: the axis that blocks lack, either of sequences or of positions; () if
+      they have both.
 
   Raises:
     ValueError: an array is missing, has a wrong shape, or is for a pattern that
@@ -208,8 +211,8 @@ def prepare(
 ) -> tuple[Any, ...]:
   """Finds the pairs of all content-based patterns, and lays out their tiles.
 
-  This is separate from `plan_found`, because the results here are arrays that
-  the forward and the backward pass share, while each pass makes its own plans.
+  The forward and the backward pass share the arrays that this function returns.
+  Plans are made separately, by `plan_found`, because each pass makes its own.
 
   Args:
     patterns, queries, keys, directions: as in `bind`.
@@ -245,8 +248,8 @@ def count_scores(
 ) -> list[tuple[str, int, int]]:
   """Returns (backend, tile, scores per sequence and head) of each part.
 
-  Only content-based parts are counted. Their shapes do not depend on the
-  content, so they are known before run time.
+  Only content-based parts are counted. The shapes of their tables do not depend
+  on the content, so the counts are known before run time.
   """
   counts = []
   directions = {}

@@ -1,12 +1,13 @@
-"""Runs sets of pairs in plain XLA, in tiles that are found at run time.
+"""Attention over sets of pairs in plain XLA, in tiles found at run time.
 
 Tiles of queries are gathered by position, and each tile meets all its keys in a
 single step. Shapes are known while the program is traced, because only the
 positions in the tables depend on the content. Results for the same position are
 added in a fixed order.
 
-Axes: V tiles of queries, of T places; A tiles processed together; S keys of a
-tile; P places of all tiles; R places of a query.
+Axes: V tiles of queries, each with T places; A tiles that are processed
+  together; S keys that a tile of queries meets; P places in all tiles; R places
+  of one query.
 """
 
 import abc
@@ -35,8 +36,8 @@ SCORES = 2**25
 class TileTables:
   """The tables of one set of pairs, which say what each tile contains.
 
-  A query may be in several tiles, so it has R places in all tiles. The results
-  at these places are merged by log-sum-exp.
+  A query may be in several tiles, so the tables list R places for each query.
+  The results at these places are merged by log-sum-exp.
   """
 
   queries: jax.Array  # int32 [B, H, V, T], positions, -1 for none
@@ -67,7 +68,7 @@ jax.tree_util.register_dataclass(Chosen, ["blocks"], ["size"])
 def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
   """Returns the tables of a set of pairs.
 
-  `tile` is the number of positions on a side; 0 for the default.
+  `tile` is the number of positions on a side of a tile; 0 for the default.
   """
   tile = tile or TILE
   if isinstance(pairs, Near):
@@ -78,7 +79,7 @@ def lay_out(pairs: Near | Chosen, tile: int) -> TileTables:
 
 
 def _lay_out_near(pairs, tile):
-  """Lays out tiles in the order of the set, which places keys near queries.
+  """Lays out tiles in the set's order, in which keys are near their queries.
 
   Each tile of queries meets the keys of the same tile and of the tiles before
   it that are within the set's `reach`.
@@ -112,8 +113,9 @@ def _lay_out_near(pairs, tile):
 def _lay_out_chosen(pairs, tile):
   """Lays out tiles of queries that chose the same block of keys.
 
-  A query is in one tile for each block that it chose, and meets all keys of the
-  block there. If few queries chose a block, its tile is mostly padding.
+  A query is in one tile for each block that it chose. In this tile, it meets
+  all keys of the block. If few queries chose a block, the tile of the block is
+  mostly padding.
   """
   batch, num_heads, n, num_choices = pairs.blocks.shape
   size = min(pairs.size, n)
@@ -147,8 +149,9 @@ def plan_part(
 ) -> contract.Plan:
   """Returns the plan of a bound part, from the tables of each set.
 
-  A part is a set of pairs, which other patterns may restrict. The plan uses the
-  tiles of the set; the restrictions become a mask.
+  A part is a set of pairs that other patterns may restrict. The plan processes
+  the tiles of the set, and applies the other patterns as a mask within these
+  tiles.
   """
 
   def find(part):
@@ -194,7 +197,8 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
     batch: number of sequences. A symbolic batch size, as in `jax.export`,
       counts as 1.
     scores: number of scores of a tile, in one sequence.
-    limit: the most scores of a step, unless a single tile has more.
+    limit: the maximum number of scores in a step. A step has at least one tile,
+      even if a single tile exceeds the limit.
 
   Returns:
     (number of steps, number of tiles in a step).
@@ -207,10 +211,10 @@ def cut(num_tiles: int, batch: Any, scores: int, limit: int) -> tuple[int, int]:
 
 
 class _Steps(online_softmax.TileLoop):
-  """The loop over tables, in steps of A query tiles with all their keys.
+  """The loop over query tiles; a step has A of them, with all their keys.
 
-  Arrays of keys are arranged by `at` once. Arrays of queries are gathered in
-  each step, because a query may have several places.
+  Arrays of keys are gathered once, at the positions `at`. Arrays of queries are
+  gathered in each step, because a query may have several places.
   """
 
   name = "gathered"
@@ -370,7 +374,7 @@ class _Blocks(_Steps):
     return _for_heads(add_head)(x_BHM, at, new_BHAS)
 
   def _sum_runs(self, at, new_BHAS):
-    """Sums the tiles of each block in a step, so that blocks are unique."""
+    """Sums the tiles that met the same block, so that indices are unique."""
     # The tiles of a block are adjacent. Sums over the last 1, 2, 4, ... tiles
     # are computed in turn, so that the last tile of a block gets the sum over
     # all. The other tiles are then dropped.
@@ -423,9 +427,9 @@ def _for_heads(function):
 
 
 def _rows(at, arrays):
-  """Gathers rows [B, H, ..., K] of arrays [B, L, G, K] at [B, H, ...].
+  """Gathers rows of arrays [B, L, G, K] at positions `at`, [B, H, ...].
 
-  Rows at -1 are arbitrary.
+  The results have shape [B, H, ..., K]. Rows at position -1 are arbitrary.
   """
   num_heads = at.shape[1]
 
@@ -453,9 +457,9 @@ def _sum_places(places_BHLR, arrays):
 
 
 def _at_places(x_VT, places_LR, fill):
-  """Lists the rows at the first, second, ... place of each position.
+  """Returns R arrays; array r has the row at place r of each position.
 
-  A position without such a place gets `fill`.
+  A position that has no place r gets `fill`.
   """
   num_places = x_VT.shape[0] * x_VT.shape[1]
   x_P = x_VT.reshape((num_places,) + x_VT.shape[2:])

@@ -98,9 +98,10 @@ def _group_row(labels_E, num, tile):
 
 
 def most_tiles(size: int, num: int, tile: int) -> int:
-  """Returns the most tiles that `size` entries with `num` labels can use.
+  """Returns the maximum number of tiles that `size` entries can need.
 
-  Shapes depend on this number, so it must be sufficient for any labels.
+  `num` is the number of labels. The shapes of arrays depend on this maximum, so
+  it must be sufficient for any labels of the entries.
   """
   # The worst case is that as many labels as possible have one entry more than
   # fills their tiles.
@@ -109,7 +110,7 @@ def most_tiles(size: int, num: int, tile: int) -> int:
 
 
 def _sort(labels_E, num):
-  """Returns (sorted labels, entries in this order)."""
+  """Returns (sorted labels, the indices that sort the labels)."""
   size = len(labels_E)
   if (num + 1) * size > LIMIT:
     order_E = jnp.argsort(labels_E, stable=True).astype(jnp.int32)
@@ -124,5 +125,5 @@ def _search(sorted_E, values, side):
 
 
 def _at(table, places):
-  """Looks up a table; indices past its end get the last value."""
+  """Looks up values in a table; indices past its end get the last value."""
   return jnp.take(table, places, mode="clip")

@@ -72,9 +72,10 @@ def prepare(config: Config, layer: Layer, inputs: Inputs) -> Inputs:
 
 
 def measure(config: Config, layer: Layer, inputs: Inputs) -> dict[str, Any]:
-  """Measures the inputs of attention in a layer, by all options.
+  """Collects the measurements of all options for one layer's attention.
 
-  Scalars are auxiliary losses. No two options may use the same name.
+  Scalar measurements are auxiliary losses. Each option must use its own names
+  of measurements.
   """
   measured: dict[str, Any] = {}
   for option in of(config):

@@ -1,4 +1,4 @@
-"""Inputs of content-based patterns: directions, and keys that are queries."""
+"""Inputs of content-based patterns: directions, and queries used as keys."""
 
 import math
 from typing import Any
@@ -17,7 +17,7 @@ from sparse_transformer.patterns import Content, Known
 
 
 class Directions(Option):
-  """Provides random directions, centroids, and keys that are queries."""
+  """Provides directions, centroids, and normalized queries as keys."""
 
   stacked = ("centroids",)
   losses = dict(codebook=0.01)
@@ -58,7 +58,7 @@ class Directions(Option):
     return dict(centroids=centroids) if centroids else {}
 
   def arrays(self, params: dict) -> dict[str, Any]:
-    """Returns directions [layers, heads or 1, directions, K] by pattern."""
+    """Maps each pattern to directions [layers, heads or 1, directions, K]."""
     return {
       str(content): self._directions(content, params)
       for content in self._contents
@@ -66,7 +66,7 @@ class Directions(Option):
     }
 
   def _directions(self, content, params):
-    """Returns a pattern's directions: parameters, or constants."""
+    """Returns a pattern's directions, which are parameters or constants."""
     if content.is_learned:
       return params["centroids"][str(content.num_directions)]
     width = self.config.head_width
@@ -116,7 +116,7 @@ class Directions(Option):
 
 
 def _share_queries(patterns, q_BLHK, k_BLHK):
-  """Replaces keys by queries at unit length, in heads whose patterns need it.
+  """Replaces keys with unit-length queries in heads whose patterns need this.
 
   Source: Kitaev et al. 2020, arXiv 2001.04451.
   """
@@ -157,6 +157,6 @@ def _codebook(content, q_BLHK, centroids_HCK):
 
 
 def _unit(x):
-  """Returns vectors at unit length; zeros stay zeros."""
+  """Scales vectors to unit length; zero vectors stay zero."""
   squares = (x**2).sum(-1, keepdims=True)
   return x * lax.rsqrt(jnp.maximum(squares, 1e-12))

@@ -4,9 +4,9 @@ Experts have no capacity limit: every choice is computed, so the result of a
 position depends on no other position.
 
 Axes: S = positions of all sequences, K = choices of each position, E = experts,
-D and F = widths outside and inside of experts. Choices are grouped by expert
-into V tiles of T places. Tiles run one after another, which fixes the order in
-which gradients are summed.
+D = width of an expert's input and output, F = width of its hidden layer.
+Choices are grouped by expert into V tiles of T places. Tiles run one after
+another, which fixes the order in which gradients are summed.
 """
 
 import functools
@@ -35,7 +35,7 @@ PER_TOKEN = 2  # experts that each position passes through
 
 
 class Experts(Option):
-  """`model.experts`: every second block has a mixture instead of its MLP."""
+  """`model.experts`: every second MLP is replaced by a mixture of experts."""
 
   # stacked by expert, within stacks of blocks
   stacked = ("experts_in", "experts_out")
@@ -57,10 +57,10 @@ class Experts(Option):
 
 
 class ExpertBlock(ResidualBlock):
-  """A residual block with experts, which are stacked MLPs, instead of an MLP.
+  """A residual block with a mixture of experts in place of its MLP.
 
-  A router, which is a linear layer in float32, chooses experts for each
-  position.
+  Each expert is an MLP, and the parameters of all experts are stacked. The
+  router, a linear layer in float32, chooses experts for each position.
   """
 
   stack = "expert_blocks"
@@ -116,7 +116,8 @@ def choose(logits_BLE: jax.Array, num: int) -> tuple[jax.Array, jax.Array]:
     num: K, the number of experts that a position passes through.
 
   Returns:
-    (indices of experts [B, L, num], factors of their outputs [B, L, num]).
+    (indices of the chosen experts [B, L, num], the factors that multiply their
+    outputs [B, L, num]).
   """
   # Factors are probabilities among all experts. If they were normalized over
   # the chosen experts, a single choice would always get 1, and have no
@@ -131,11 +132,12 @@ def measure(logits_BLE: jax.Array, chosen_BLK: jax.Array) -> dict[str, Any]:
   """Computes auxiliary losses of a router, and the load of each expert.
 
   Returns:
-    `load_balance`, E times the sum over experts of their share of the choices
-    times their mean probability (Fedus et al. 2021, arXiv 2101.03961, section
-    2.2); `router_z`, the mean squared log-sum-exp of the logits (Zoph et al.
-    2022, arXiv 2202.08906, section 3.3); `expert_load` [E], the choices of each
-    expert, relative to their mean.
+    A dict of three values. `load_balance` is E times a sum over experts, in
+    which the share of choices that an expert gets is multiplied by its mean
+    probability (Fedus et al. 2021, arXiv 2101.03961, section 2.2). `router_z`
+    is the mean squared log-sum-exp of the logits (Zoph et al. 2022, arXiv
+    2202.08906, section 3.3). `expert_load` [E] is the number of choices of each
+    expert, divided by the mean over experts.
   """
   num_experts = logits_BLE.shape[-1]
   mean_p_E = jax.nn.softmax(logits_BLE).mean((0, 1))
@@ -158,13 +160,13 @@ def mix(
   factors_BLK: jax.Array,
   weights: Weights,
 ) -> jax.Array:
-  """Sums the outputs of the chosen experts, times their factors: [B, L, D].
+  """Computes the weighted sum of the chosen experts' outputs: [B, L, D].
 
-  On a mesh, each device computes its own positions, with its own part of each
-  expert's inner width.
+  On a mesh, each device processes its own positions with its own slice of each
+  expert's hidden layer.
 
   Args:
-    x_BLD: the input of all experts, in the dtype of products.
+    x_BLD: the input of all experts, in the dtype of matrix products.
     chosen_BLK: indices of the chosen experts, int32.
     factors_BLK: factors of their outputs, float32.
     weights: weights of all experts.
@@ -197,7 +199,7 @@ def mix(
 
 
 def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
-  """Mixes the positions of one device."""
+  """Applies the experts to the positions of one device."""
   # Sort the choices of all positions by expert into tiles.
   num_experts = len(weights.kernel_in)
   tile = _tile(chosen_BLK.size, num_experts)
@@ -215,8 +217,8 @@ def _mix_positions(weights, x_BLD, chosen_BLK, factors_BLK):
 def _tile(num_choices, num_experts):
   """Returns the number of places in a tile, a power of two.
 
-  Each expert gets about four tiles. Larger tiles would waste more places, and
-  smaller tiles would read weights more often.
+  Each expert gets about four tiles. Larger tiles would leave more places empty,
+  and smaller tiles would read the weights more often.
   """
   mean = max(1, num_choices // (4 * num_experts))
   power = 1 << (mean.bit_length() - 1)
@@ -225,7 +227,7 @@ def _tile(num_choices, num_experts):
 
 @jax.custom_vjp
 def _mix_groups(x_SD, factors_SK, groups, weights):
-  """Mixes flat arrays; entry s * K + k of the groups is choice k of s."""
+  """Mixes flat arrays. Entry s * K + k is choice k of position s."""
   return _forward(x_SD, factors_SK, groups, weights)[0]
 
 
@@ -319,7 +321,7 @@ _mix_groups.defvjp(_forward, _backward)
 
 
 def _fill(factors_SK, groups):
-  """Returns the positions in the tiles, and their factors.
+  """Returns the position and the factor at each place of each tile, [V, T].
 
   Empty places get position 0 and factor 0.
   """
@@ -340,7 +342,7 @@ def _sum_choices(y_VTD, groups, shape):
 
 
 def _prepare(weights, groups, dtype):
-  """Rounds kernels to the dtype of products, and counts the filled tiles."""
+  """Casts kernels to the dtype of products, and counts the filled tiles."""
   rounded = weights._replace(
     kernel_in=weights.kernel_in.astype(dtype),
     kernel_out=weights.kernel_out.astype(dtype),

@@ -19,7 +19,8 @@ class LearnedSpans(Option):
   away is multiplied by clip((RAMP + z - d) / RAMP, 0, 1). The logarithm of this
   weight is added to the score as a bias. Within the ramp, the weight has a
   gradient with respect to the span. Source: Sukhbaatar et al. 2019, arXiv
-  1905.07799. In the paper, the ramp of the longest span is cut off.
+  1905.07799. In the paper, no head attends beyond the longest span, so a ramp
+  that starts there is cut off.
   """
 
   stacked = ("spans",)
@@ -35,7 +36,7 @@ class LearnedSpans(Option):
 
   @staticmethod
   def project(params: dict) -> dict:
-    """Clips spans after an update, so that they keep a gradient at a bound."""
+    """Clips spans after an update, so a span at a bound keeps its gradient."""
     if "spans" not in params:
       return params
     return params | dict(spans=jnp.clip(params["spans"], 0, 1))
@@ -65,7 +66,7 @@ class LearnedSpans(Option):
 
 
 def ramps(spans_H: jax.Array, n: int) -> jax.Array:
-  """Computes the logarithms of weights by distance.
+  """Computes the logarithm of each head's weight at each distance.
 
   Args:
     spans_H: the span z of each head, in positions.

@@ -63,7 +63,7 @@ class Option:
   # Hooks for parameters.
 
   def init(self, rngs: nnx.Rngs) -> dict[str, Any]:
-    """Draws the option's parameters by name: arrays, or dicts of arrays."""
+    """Draws the option's parameters: {name: an array, or a dict of arrays}."""
     del rngs
     return {}
 
@@ -72,20 +72,21 @@ class Option:
     """Clips the option's parameters to their bounds after an update.
 
     Args:
-      params: all parameters of a network, even if it does not use the option.
+      params: all parameters of a network, whether or not the network uses the
+        option.
     """
     return params
 
   def num_active(self, path: tuple[Any, ...], size: int) -> int:
-    """Counts the numbers of a parameter that one position uses.
+    """Counts the elements of a parameter that one position uses.
 
-    By default, these are all `size` numbers.
+    By default, a position uses all `size` elements.
     """
     del path
     return size
 
   def arrays(self, params: dict) -> dict[str, Any]:
-    """Returns the option's arrays by name: pytrees of arrays [layers, ...]."""
+    """Returns the option's arrays: {name: a pytree of arrays [layers, ...]}."""
     return {name: params[name] for name in self.stacked if name in params}
 
   # Hooks for the network.
@@ -93,7 +94,7 @@ class Option:
   def begin(
     self, start: Any, places_BL: Any, order_labels_BO: Any
   ) -> tuple[Any, Any]:
-    """Returns the start vectors of sequences, and the places of positions.
+    """Returns start vectors, and the place at which each position is embedded.
 
     Args:
       start: the start vector without the option, [D] or [B, 1, D].
@@ -107,8 +108,8 @@ class Option:
   def block(self, layer: int, kind: type[ResidualBlock]) -> type[ResidualBlock]:
     """Returns the class of a layer's block.
 
-    `kind` is the class without the option. A new class needs a different
-    `stack`.
+    `kind` is the block's class without the option. If the option returns a new
+    class, the new class must define a different `stack`.
     """
     del layer
     return kind
@@ -121,7 +122,7 @@ class Option:
   def measure(self, layer: Layer, inputs: Inputs) -> dict[str, jax.Array]:
     """Measures the inputs of attention, for the log.
 
-    A scalar is an auxiliary loss, and its weight must be in `losses`.
+    Each scalar is an auxiliary loss, so `losses` must contain its weight.
     """
     del layer, inputs
     return {}

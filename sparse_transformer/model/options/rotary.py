@@ -33,8 +33,8 @@ def rotate(x_BLHK: jax.Array, positions_L: jax.Array, base: float) -> jax.Array:
   Args:
     x_BLHK: queries or keys, with any floating-point dtype; K must be even.
     positions_L: integers, the positions of queries or keys.
-    base: base of the angles. A larger base distinguishes positions over longer
-      distances.
+    base: base of the angles. With a larger base, positions can be distinguished
+      over longer distances.
 
   Returns:
     The rotated features [B, L, H, K], in the dtype of `x_BLHK`.

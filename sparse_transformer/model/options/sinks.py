@@ -1,4 +1,4 @@
-"""Sinks: each head has a learned logit that takes a share of the weights.
+"""Sinks: each head's learned logit takes a share of its attention weights.
 
 This allows a head to attend to nothing at all.
 """

@@ -9,10 +9,10 @@ from sparse_transformer.model.options.option import Option
 
 
 class Starts(Option):
-  """`data.orders`: the start is the sum of one vector from each table.
+  """`data.orders`: the start vector sums one vector per label of the order.
 
-  Positions are embedded by their places in the image, but patterns apply to
-  positions of the scan.
+  Positions are embedded by their places in the image, but patterns count
+  positions in scan order.
   """
 
   @property

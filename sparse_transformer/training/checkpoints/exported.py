@@ -103,8 +103,9 @@ class Exported(NamedTuple):
 def load(path: str | os.PathLike) -> Exported:
   """Reads weights that `save` wrote.
 
-  Another program may have modified them since. If their CRC-32 differs, a
-  warning on standard error says so.
+  If the CRC-32 of the contents differs from the recorded one, prints a warning
+  on standard error. The file is then damaged, or another program has modified
+  it.
 
   Args:
     path: the path of the file.

@@ -5,10 +5,10 @@ A reader defines:
   matches(text): returns whether `train.init_from=text` names such a file. The
     text may also select which weights of the file to read.
   load(text, config): returns (arrays, provenance) for an experiment with this
-    config. The arrays are float32, by their names in our network, see
-    `store.by_name`. The provenance describes their origin as JSON. It includes
-    `bits`, a score in bits/dim, only if the score was measured on the data that
-    the config names.
+    config. `arrays` is a dict of float32 arrays, keyed by their names in our
+    network, see `store.by_name`. The provenance describes their origin as JSON.
+    It includes `bits`, a score in bits/dim, only if the score was measured on
+    the data that the config names.
   preset(text): returns the config of the network in the file.
   with_its_data(config): returns the config with the data splits on which such
     networks were trained.

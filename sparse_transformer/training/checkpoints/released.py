@@ -2,9 +2,9 @@
 
 https://github.com/openai/distribution_augmentation
 
-A file contains four arrays per weight: the raw weight, the averaged weight,
-which the authors evaluate, and two moments of Adam. It does not record the
-number of heads or the attention patterns.
+A file contains four arrays per weight: the raw weight, the averaged weight, and
+the two moments of Adam. The authors evaluate the averaged weights. A file does
+not record the number of heads or the attention patterns.
 """
 
 import hashlib
@@ -77,16 +77,19 @@ def load(
   """Reads the averaged or the raw weights of a file.
 
   Args:
-    text: the file and which weights to read, in the form `TEXT`.
-    config: the config of the experiment that starts from the weights. Tables of
-      start vectors are read for its `data.orders`. If it has no orders, the
-      start vector is that of images that are not augmented.
+    text: the name of the file. Append `:params` to read the raw weights, see
+      `TEXT`.
+    config: the config of the experiment that starts from the weights. If the
+      config sets `data.orders`, the arrays include the tables of start vectors.
+      Otherwise, they include only the start vector of images without
+      augmentation.
 
   Returns:
-    (arrays, provenance): the arrays by their names in our network; and their
-    origin as JSON: `file`, `sha256`, `arrays`, the tables of `starts`, and
-    `bits`, the score of the file on its validation images if the config uses
-    these images.
+    (arrays, provenance). `arrays` is a dict of arrays, keyed by their names in
+    our network. `provenance` describes their origin as JSON: `file`, `sha256`,
+    `arrays`, the tables of `starts`, and `bits`. `bits` is the score that the
+    file records for the authors' validation images. It is included only if the
+    config uses these images.
 
   Raises:
     OSError: the file cannot be read.
@@ -110,7 +113,8 @@ def load(
 def preset(text: str) -> schema.Config:
   """Returns the config in configs/ that matches the network in a file.
 
-  Its `data.orders` are those with which the network was trained.
+  The `data.orders` of the config are the orders with which the network was
+  trained.
 
   Raises:
     OSError, ValueError: see `load`; or no config has this number of layers.
@@ -132,7 +136,7 @@ def preset(text: str) -> schema.Config:
 
 
 def with_its_data(config: schema.Config) -> schema.Config:
-  """Returns a config whose CIFAR-10 is split as by the authors.
+  """Returns a config that uses the authors' split of CIFAR-10.
 
   This is necessary because the authors trained on most of our validation
   images. A config of other data is returned unchanged.

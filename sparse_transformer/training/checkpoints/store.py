@@ -80,8 +80,8 @@ class Saved:
   """Reads the checkpoints of a run, which may still be training.
 
   Args:
-    workdir: the folder that contains `checkpoints/`. The attribute of this name
-      is its absolute path.
+    workdir: the folder that contains `checkpoints/`. The attribute `workdir` is
+      the absolute path of this folder.
   """
 
   def __init__(self, workdir: str | os.PathLike):
@@ -133,7 +133,7 @@ class Saved:
     )
 
   def validations(self) -> dict[int, float]:
-    """Returns {step: validation loss in bits per dim}, if finite."""
+    """Returns {step: validation loss in bits per dim} for all finite losses."""
     bits = {}
     for step in self.steps():
       # The loss may be missing, because not every checkpoint is validated.
@@ -222,8 +222,8 @@ class Saved:
 
     Args:
       like: the shapes, dtypes and shardings of the state, see
-        `Experiment.like`. The mesh may differ from that of the run which saved
-        the checkpoint.
+        `Experiment.like`. The mesh may differ from the mesh of the run that
+        saved the checkpoint.
       step: which step to restore, see `find`.
 
     Raises:
@@ -243,7 +243,7 @@ class Saved:
       mesh: the mesh over which the weights are split.
 
     Returns:
-      {name: array} for any network and optimizer, see `by_name`.
+      {name: array}, see `by_name`. This works for any network and optimizer.
 
     Raises:
       FileNotFoundError: a run has just deleted the checkpoint.
@@ -332,8 +332,9 @@ class Saver:
 
     Args:
       state: the state to save. Its arrays may be donated after this call.
-      validation: its validation loss in bits per dim, or None. It is added to
-        the checkpoint if the step is already saved without a loss.
+      validation: the validation loss of the state in bits per dim, or None. If
+        the step is already saved without a loss, this loss is added to the
+        checkpoint.
 
     Raises OSError if this save or the previous one failed.
     """
@@ -373,7 +374,7 @@ class Saver:
       context: ignored.
 
     Returns:
-      Whether each checkpoint is kept.
+      One bool per checkpoint: whether to keep it.
     """
     # The new checkpoint cannot be read yet, because its folder is renamed only
     # later.
@@ -419,7 +420,7 @@ class Saver:
       atomic.write_json(path, dict(validation=validation))
 
   def _list_files(self) -> None:
-    """Completes a checkpoint: makes its files durable, and lists them."""
+    """Syncs the files of a checkpoint to disk, and writes files.json."""
     # Without fsync, the rename of the folder may reach the disk before the
     # contents of its files. Files could then be empty after a power failure.
     folder = self.saved.folder / f"{self._saving}{TEMPORARY}"
@@ -555,7 +556,7 @@ def _shapes(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path, like: Any) -> dict[str, Any]:
-  """Reads only those arrays of a checkpoint that are in a tree of shapes."""
+  """Reads only the arrays of a checkpoint that are leaves of `like`."""
   parts = ocp.checkpoint_utils.construct_restore_args(like)
   args = ocp.args.PyTreeRestore(like, restore_args=parts, partial_restore=True)
   with _reader(path) as orbax:

@@ -18,8 +18,8 @@ def make(
 ) -> Mesh:
   """Makes the mesh of an experiment.
 
-  Splitting heads requires the most communication, so `tensor` is the last axis,
-  along which devices are neighbors.
+  Splitting heads requires the most communication. Therefore, `tensor` is the
+  last axis, because devices along the last axis are neighbors.
 
   Args:
     config: the config of the experiment.
@@ -62,8 +62,9 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   Args:
     config: the config of the experiment. One axis of its mesh may be -1, which
       means all remaining devices.
-    devices: the number of devices. If None, it is the product of the axes; if
-      one axis is -1, it is at least the number of devices in this run.
+    devices: the number of devices. If None, it is the product of the axes. If
+      None and one axis is -1, it is the product of the other axes or the number
+      of devices in this run, whichever is larger.
 
   Raises ValueError unless the product of the axes is `devices`.
   """

@@ -1,11 +1,11 @@
 """Several processes that train together, each with its own devices.
 
 All processes run the same program, and wait for each other whenever they
-exchange data. If they branched differently, a process might wait forever.
-Therefore, whatever controls the program is decided once, by the first process
-(`decide`) or by all processes (`together`). The first process writes files and
-reports errors. If a process is lost, JAX's coordination service ends the
-others.
+exchange data. If two processes took different branches, one of them might wait
+forever. Therefore, each decision that affects control flow is made once, by the
+first process (`decide`) or by all processes jointly (`together`). The first
+process writes files and reports errors. If a process is lost, JAX's
+coordination service ends the others.
 """
 
 import functools
@@ -75,7 +75,7 @@ def say(line: str) -> None:
 
 
 def decide(function: Callable[[], T]) -> T:
-  """Calls a function in the first process, and returns its result in all.
+  """Calls a function in the first process; all processes return its result.
 
   The result must be a JSON value. If the function raises an error, all
   processes end, and the first process reports the error.
@@ -87,10 +87,10 @@ def decide(function: Callable[[], T]) -> T:
 
 
 def together(function: Callable[[], T]) -> T:
-  """Calls a function in all processes, and returns its result in each.
+  """Calls a function in all processes; each process returns its own result.
 
-  If it raises an error in any process, all processes end, and the first process
-  reports the error.
+  If the function raises an error in any process, all processes end, and the
+  first process reports the error.
   """
   result = None
   error = None
@@ -114,7 +114,7 @@ def together(function: Callable[[], T]) -> T:
 def check_same(values: Mapping[str, Any]) -> None:
   """Raises ValueError unless all processes pass the same JSON values.
 
-  The error names the first value that differs, and its value in each of two
+  The error gives the name of the first value that differs, and the value in two
   processes.
   """
   every = gather(values)
@@ -131,12 +131,12 @@ def check_same(values: Mapping[str, Any]) -> None:
 
 
 def gather(value: Any) -> list[Any]:
-  """Gathers a JSON value from each process in all processes.
+  """Gathers one JSON value per process, and returns all values everywhere.
 
   A process waits until all processes have called this function.
 
   Returns:
-    The values in the order of processes.
+    The values, in the order of process indices.
   """
   text = json.dumps(value)
   if not are_several():
@@ -161,8 +161,8 @@ def place(
   """Reads an array [B, L] onto devices.
 
   Args:
-    read: a function that returns row i [L], for i below B. A process calls it
-      only for the rows of its own devices, once per row.
+    read: a function that returns row i, of shape [L], for 0 <= i < B. Each
+      process calls it once for each row that its own devices hold.
     shape: (B, L).
     sharding: the sharding of the array over the devices of all processes.
   """
@@ -179,9 +179,9 @@ def place(
 class Stops(Signals):
   """Catches signals in any process, so that all stop at the same step.
 
-  Each check starts to compute the maximum of the signal numbers of all
-  processes. It then reads the maximum of the previous check, which is already
-  computed, so that it does not have to wait. All processes must call `check`
+  Each call of `check` starts to compute the maximum of the signal numbers of
+  all processes. It then reads the maximum from the previous call. That maximum
+  is already computed, so `check` does not wait. All processes must call `check`
   equally often.
   """
 

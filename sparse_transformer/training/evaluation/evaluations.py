@@ -90,7 +90,7 @@ class Score:
     in_training: the same score as computed during training, if known.
     accuracy, accuracy_error: the fraction of labels that are predicted
       correctly, and its standard error.
-    bits_per_dim: the mean bits per position; None if none was scored.
+    bits_per_dim: the mean bits per position; None if no position was scored.
     standard_error: the standard error of `bits_per_dim`; None for fewer than
       two blocks.
     examples: the number of windows that were scored.
@@ -98,7 +98,7 @@ class Score:
     optimum: for generated data, the lowest bits per dim that are possible.
     by_channel: the bits per dim of each channel of images.
     classes: the names of the labels.
-    bits_per_byte: for text as tokens, the bits per byte of the text.
+    bits_per_byte: for tokenized text, the bits per byte of the original text.
     unsaved: the reason why the score could not be written, or None.
     stage, amount: the weights that were scored and the amount of data, as words
       for `sentence`.
@@ -183,10 +183,10 @@ def evaluate_run(
     Each score as soon as it is known.
 
   Raises:
-    ValueError: the split, the context or this number of examples does not
-      exist. It is raised before anything is scored.
-    OSError: a score could not be written. It is raised after all scores.
-    signals.Stopped: a signal ended the evaluation.
+    ValueError: the data do not have the requested split, context or number of
+      examples. This error is raised before anything is scored.
+    OSError: a score could not be written. This error is raised after all scores
+    have been yielded. signals.Stopped: a signal ended the evaluation.
   """
   saved = Saved(workdir)
   numbers = saved.steps() if steps == ["all"] else []
@@ -244,8 +244,8 @@ def evaluate(
     check_stop: a function called before each batch, which may raise an
       exception to stop.
 
-  Raises ValueError if the split, the context or this number of examples does
-  not exist.
+  Raises ValueError if the data do not have the requested split, context or
+  number of examples.
   """
   experiment = run.experiment
   config = experiment.config
@@ -305,7 +305,7 @@ def evaluate(
 
 
 def _in_training(run, request):
-  """Returns the score from training, or None if it scored other windows."""
+  """Returns the score from training; None if training used other windows."""
   if request == ScoreRequest("validation") and not run.config.eval.sequences:
     return run.saved.describe(run.step).get("validation") or None
   return None

@@ -35,12 +35,13 @@ def decoder(
 
   Args:
     experiment: the experiment whose network draws.
-    labels: the labels of the order of an image, see `Arrangement.labels`.
+    labels: the integer labels that encode the pixel order of images, see
+      `Arrangement.labels`.
     length: the maximum number of symbols of a sequence; by default, as in
       training.
 
-  Raises ValueError if the data have labels, or if the network does not support
-  this length.
+  Raises ValueError if the data have class labels, or if the network does not
+  support this length.
   """
   network = experiment.model
   source = experiment.source
@@ -195,8 +196,9 @@ def no_prompts(source: data.Source, num: int) -> np.ndarray:
 def real_examples(source: data.Source, num: int) -> np.ndarray:
   """Reads test examples to compare with samples, integers [num, length].
 
-  For images, these are the first ones, repeated from the start if there are too
-  few. For streams, they are windows spread evenly over the split.
+  For images, returns the first `num` examples, and starts again at the first if
+  the split has fewer. For streams, returns windows that are spread evenly over
+  the split.
   """
   examples = source.examples("test")
   if isinstance(source, data.Images):

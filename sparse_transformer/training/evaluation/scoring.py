@@ -24,12 +24,13 @@ BLOCK = 16_384
 class Tally:
   """Accumulates the bits of windows: images, or parts of a stream.
 
-  The standard error treats the means of blocks as independent.
+  The standard error treats the mean of each block of positions as an
+  independent sample.
 
   Args:
     length: the number L of positions in a window.
-    block: the number of scored positions in a block. None for a whole window,
-      as for images and labels.
+    block: the number of scored positions in a block. If None, each window is a
+      block, as for images and labels.
 
   Attributes:
     bits_L: the sum over windows of the bits at each position, float64 [L].
@@ -54,7 +55,7 @@ class Tally:
     scored_BL: np.ndarray,
     hits_B: np.ndarray | None = None,
   ) -> None:
-    """Adds windows, in the order of the split.
+    """Adds a batch of windows. Batches must follow the order of the split.
 
     Args:
       nats_BL: the loss at each position in nats.
@@ -94,8 +95,9 @@ class Tally:
   def standard_error(self) -> float | None:
     """The standard error of `bits_per_dim`; None for fewer than two blocks.
 
-    It is the root of the variance of block means divided by the number of
-    blocks, where an unfinished block counts as a fraction of a block.
+    The standard error is the square root of a ratio: the variance of block
+    means over the number of blocks. An unfinished block counts as a fraction of
+    a block.
     """
     blocks, means, squares = self._moments
     if blocks < 2:
@@ -123,8 +125,8 @@ class Tally:
   def means(self, channels: int | None = None) -> np.ndarray:
     """Returns the mean bits at each position, float64 [L].
 
-    It is nan where no window is scored. With `channels`, returns the mean over
-    the positions of each channel, float64 [channels].
+    The mean is nan at positions that no window scores. With `channels`, returns
+    the mean over the positions of each channel, float64 [channels].
     """
     groups = -1, channels or len(self.bits_L)
     bits = self.bits_L.reshape(groups).sum(0)
@@ -144,10 +146,10 @@ def score(
   """Scores windows of a split.
 
   Args:
-    losses: the function of `step.make_losses`, with parameters bound.
+    losses: the function that `step.make_losses` returns, with parameters bound.
     windows: pairs (tokens [L], is scored [L]), as data sources return them.
-      They are read one batch at a time, and each process reads only the part of
-      its own devices.
+      Windows are read one batch at a time, and each process reads only the
+      windows that its own devices hold.
     batch_size: the number of windows per batch.
     sharding: the sharding of batches.
     block: the block size, see `Tally`.

@@ -25,13 +25,13 @@ Collected = dict[int, tuple[jax.Array, jax.Array]]  # {layer: (q_BLHK, k_BLHK)}
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """What a head attends to. A weight of -1 means that there is no pair.
+  """The attention of one head. A weight of -1 marks a pair outside its mask.
 
   Attributes:
     pattern: the pattern of the head, as text.
     pairs: the number of pairs in its mask.
     entropy: the entropy of a query's weights in bits, averaged over queries.
-    weights_L: the weights of one query, `masks.shown_query`.
+    weights_L: the weights of the query that `masks.shown_query` selects.
     cells: the weights of all queries, merged into the cells of a picture.
   """
 
@@ -106,10 +106,10 @@ def collect(
 def weigh(
   model: model_lib.Config, params: Any, collected: Collected
 ) -> Iterator[tuple[int, list[Head]]]:
-  """Computes what heads attend to, from the definitions of their patterns.
+  """Computes the attention of heads from the definitions of their patterns.
 
-  It uses dense matrices and no backend, because a picture should show what a
-  pattern means, not how it is executed.
+  This function uses dense matrices instead of a backend, because a picture
+  should show what a pattern means, not how a backend executes it.
 
   Args:
     model: the config of the network.
@@ -156,7 +156,7 @@ def weigh(
 
 
 def _measure(pattern, scores_LM, mask_LM, sink):
-  """Returns the `Head` with these scores and pairs; a sink of -inf is none."""
+  """Returns the `Head` of scores and a mask; a sink of -inf is no sink."""
   # A sink acts as one more key with a constant score, which all queries see.
   margin = (0, 0), (0, 1)
   scores = jnp.pad(
@@ -188,8 +188,9 @@ def _measure(pattern, scores_LM, mask_LM, sink):
 def _join(weights: np.ndarray, mask: np.ndarray) -> np.ndarray:
   """Merges weights [n, n] into the cells of a picture.
 
-  A cell is the sum over its keys, averaged over its queries, so rows of cells
-  sum to 1 like rows of weights. Cells without a pair are -1.
+  The value of a cell is the sum of the weights over its keys, averaged over its
+  queries. Therefore, a row of cells has the same sum as a row of weights. Cells
+  without a pair are -1.
   """
   size = masks.cell_size(len(weights))
   starts = np.arange(0, len(weights), size)
@@ -254,7 +255,8 @@ def paint(weights: np.ndarray, largest: np.ndarray) -> np.ndarray:
     largest: the weight that is darkest; must broadcast to `weights`.
 
   Returns:
-    uint8 of the shape of `weights` with an additional last axis of RGB.
+    A uint8 array of RGB colors, with the shape of `weights` and a last axis of
+    size 3.
   """
   share = weights.clip(0) / np.maximum(largest, 1e-30)
   pale = style.rgb(style.PALER)

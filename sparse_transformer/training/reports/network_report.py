@@ -39,8 +39,8 @@ class Report:
 
   Attributes:
     network: the sizes of the network and its numbers of parameters.
-    attention: a row for each pattern in each group of equal layers, with the
-      fields of `attention.Description`, the pattern as text, and `layers`.
+    attention: one row for each pattern in each group of equal layers. A row has
+      the fields of `attention.Description`, the pattern as text, and `layers`.
     backends: for each of `DEVICES`, the backend that would run attention there,
       and why.
     reach, may_see: the results of `find_reach`.
@@ -149,9 +149,9 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
   Returns:
     (reach, may_see). `reach` counts only static pairs, which are always
-    present. `may_see` is the number of layers if content-based patterns had all
-    pairs that they may choose. It is None if no pattern is content-based, or if
-    no number of layers suffices.
+    present. `may_see` is the number of layers that would suffice if
+    content-based patterns chose all pairs that they may choose. It is None if
+    no pattern is content-based, or if no number of layers suffices.
   """
   # Content-based patterns choose a subset of their support, which may be empty.
   static = []
@@ -168,7 +168,7 @@ def find_reach(model: model_lib.Config) -> tuple[analysis.Reach, int | None]:
 
 
 def _cache_bytes(model, rows):
-  """Returns the bytes of a cache for one sequence, or None if impossible."""
+  """Returns the cache bytes of one sequence; None if no cache is possible."""
   if model.classifies or model.separator is not None:
     return None
 
@@ -254,7 +254,7 @@ def _attention_rows(report: Report) -> Iterator[Sequence[str]]:
 
 
 def _amounts(pairs, computed, queries):
-  """Returns pairs, pairs per query, and computed / needed, as text."""
+  """Returns as text: pairs, pairs per query, and computed / needed pairs."""
   ratio = computed / max(1, pairs)
   return f"{pairs:,}", f"{pairs / queries:,.1f}", f"{ratio:.2f}"
 

@@ -1,7 +1,8 @@
 """How many earlier symbols a network can see, and whether it sees certain ones.
 
-Networks with equally many keys per query may have different receptive fields. A
-network cannot use a symbol that it does not see through all of its layers.
+Networks with the same number of keys per query may have different receptive
+fields. A network cannot use a symbol that no path through its layers connects
+to the output.
 """
 
 import dataclasses
@@ -25,8 +26,8 @@ class ReceptiveField:
   Attributes:
     symbols: the maximum number of earlier symbols on which one of these
       positions can depend.
-    sees: the fraction of these positions that can depend on a certain symbol,
-      by its name: `ABOVE` in images, and `FRAME_BACK` in clips.
+    sees: {name of a symbol: fraction of these positions that can depend on it}.
+      The names are `ABOVE` in images, and `FRAME_BACK` in clips.
   """
 
   symbols: int

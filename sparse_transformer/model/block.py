@@ -27,6 +27,7 @@ _recomputed = functools.partial(jax.checkpoint, prevent_cse=False)
 # The name of arrays that rematerialization must save. They are choices, made by
 # comparing numbers that may round differently when they are recomputed.
 NOT_RECOMPUTED = "choice"
+DROPPED = "dropped"  # the name of dropout masks
 # The layers that attention reads.
 BEFORE_ATTENTION = "attention_norm", "query", "key", "value"
 *_OUTPUTS, _BUCKETS = attention.SAVED_NAMES
@@ -201,7 +202,8 @@ def rematerialized(apply: Callable, remat: str) -> Callable:
   # recompute.
   names = [_BUCKETS, NOT_RECOMPUTED]
   if remat == "block_but_attention":
-    names += _OUTPUTS
+    # Dropout masks are packed, so they cost less memory than time.
+    names += [*_OUTPUTS, DROPPED]
   return jax.checkpoint(
     apply,
     prevent_cse=False,

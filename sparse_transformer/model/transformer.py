@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from sparse_transformer import attention
 from sparse_transformer.model import options, sharding, stacks
-from sparse_transformer.model.block import rematerialized
+from sparse_transformer.model.block import DROPPED, rematerialized
 from sparse_transformer.model.configure import Config
 from sparse_transformer.model.dropout import draw
 from sparse_transformer.model.stacks import Measured
@@ -284,7 +285,7 @@ class Transformer(nnx.Module):
       stacked[name] = stacks.pack(getattr(self, name))
 
     # The part of a layer that may be rematerialized.
-    def apply(x_BLD, cache, layer, index, stacked, words):
+    def apply(x_BLD, cache, layer, index, stacked):
       """Returns (update of the stream, the cache, measurements)."""
       # The layer's parts are taken here, so that a rematerialized block stores
       # only the inputs of the scan, which are not copied.
@@ -304,6 +305,13 @@ class Transformer(nnx.Module):
         measured = options.measure(config, facts, inputs)
         return out_BLHE, (next_cache, measured)
 
+      # The masks of both branches are drawn at once, because this is faster to
+      # compile.
+      words = None
+      if "keys" in parts:
+        words = draw(parts["keys"], (2, *x_BLD.shape), config.dropout)
+        words = checkpoint_name(words, DROPPED)
+
       block = parts[kinds[layer].stack]()
       y_BLD, rest, measured_by_mlp = block(
         x_BLD,
@@ -321,16 +329,7 @@ class Transformer(nnx.Module):
       # would add up. The block reads a rounded copy, which is also stored for
       # the backward pass.
       rounded_BLD = x_BLD.astype(config.dtype)
-      # Dropout masks are packed, so it is cheaper to save them for the backward
-      # pass than to draw them again. Both branches are drawn at once, because
-      # this is faster to compile.
-      words = None
-      if "keys" in stacked:
-        key = stacks.take(config, layer, stacked)["keys"]
-        words = draw(key, (2, *x_BLD.shape), config.dropout)
-      y_BLD, cache, measured = apply(
-        rounded_BLD, cache, layer, index, stacked, words
-      )
+      y_BLD, cache, measured = apply(rounded_BLD, cache, layer, index, stacked)
       with jax.named_scope("residual"):
         return (sharding.split_stream(x_BLD + y_BLD), cache), measured
 

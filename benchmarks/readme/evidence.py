@@ -68,9 +68,8 @@ HOLDS = {
   "Local(97)": "97 bytes before the target, and so the byte above it",
   COLUMN: "16 bytes before the target, and all above it",
 }
-# Comparisons on copyright files: seeds 0 to 2, more patterns, and more seeds.
-FAR_KEYS = "far_keys", "far_keys_content"
-REPEATED = "far_keys_repeated"
+# Comparisons on copyright files, with seeds 0 to 2 and with three other seeds.
+FAR_KEYS, REPEATED = "far_keys", "far_keys_repeated"
 PALESTRINA = "match_palestrina"
 ONE_HEAD = "(Local(128), Local(128), Local(128), {}),"
 LEARNED = " with model.positions=learned"  # else they are rotary
@@ -169,15 +168,13 @@ def far_keys() -> Iterator[str]:
   titles = "positions", "in one head of four", "keys", "receptive field"
   titles += *(f"{step:,} steps" for step in EARLY), "600 steps"
   rows = [(*titles, f"minus `{WINDOWS}`")]
+  found = record.read(FAR_KEYS)
   for suffix, positions in (("", "rotary"), (LEARNED, "learned")):
-    base = values("far_keys", WINDOWS + suffix)
-    found = [
-      (row["values"], _far_row(of, row))
-      for of in map(record.read, FAR_KEYS)
-      for row in of["rows"]
-      if row["choice"].endswith(LEARNED) == bool(suffix)
-    ]
-    for own, cells in sorted(found, key=lambda x: np.mean(x[0])):
+    base = values(FAR_KEYS, WINDOWS + suffix)
+    for row in found["rows"]:
+      if row["choice"].endswith(LEARNED) != bool(suffix):
+        continue
+      own, cells = row["values"], _far_row(found, row)
       difference = gap(own, base) if own != base else ""
       rows.append((positions, *cells, interval(own), difference))
       positions = ""
@@ -194,7 +191,7 @@ def far_keys() -> Iterator[str]:
     ONE_HEAD.format(exact),
     WINDOWS,
   )
-  yield records(*FAR_KEYS, REPEATED)
+  yield records(FAR_KEYS, REPEATED)
 
 
 def _far_row(found, row):
@@ -213,7 +210,7 @@ def _far_row(found, row):
 
 def _differences(about, choice, base):
   """A sentence with a difference by three seeds, by others, and by all."""
-  first = [values("far_keys", x) for x in (choice, base)]
+  first = [values(FAR_KEYS, x) for x in (choice, base)]
   more = [values(REPEATED, x) for x in (choice, base)]
   both = [x + y for x, y in zip(first, more, strict=True)]
   by_seeds = [gap(*x) for x in (first, more, both)]

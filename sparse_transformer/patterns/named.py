@@ -389,6 +389,6 @@ def _unknown(text, reason=""):
   return ValueError(
     f"unknown pattern {shorten(text)!r}{reason};{hint}"
     " docs/patterns.md lists all names;"
-    " expressions combine them with | & - ; to use a pattern of your own,"
-    " register its class first, for commands in a config file, --config=FILE"
+    " expressions combine them with | & - ; to use your own pattern, register"
+    " its class, for commands in the file that --config names"
   )

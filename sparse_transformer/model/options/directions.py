@@ -1,4 +1,4 @@
-"""Inputs of content-based patterns: directions, and queries used as keys."""
+"""Inputs of content-based patterns: directions and queries used as keys."""
 
 import math
 from typing import Any

@@ -124,7 +124,7 @@ def test_flags_on_the_page_exist():
   commands = commands_of_the_page()
   trained = [words for words in commands if words[:2] == ["python", "train.py"]]
   assert len(trained) == 1 + len(ARRAYS)
-  assert len(commands) == 9
+  assert len(commands) == 10
   for words in trained:
     # The last flag is wrong, and read after all others.
     done = runs.python(*words[1:], "--profile=0:0", cwd=runs.REPO)

@@ -190,8 +190,8 @@ def compare(
   Args:
     before: the config of a run.
     after: the config to compare with it.
-    allowed: what the fields that differ may affect, as values of
-      `schema.affects`.
+    allowed: values of `schema.affects`. A field may differ only if everything
+      that it affects is among them.
     place: where `before` was read, for the error message.
 
   Returns:

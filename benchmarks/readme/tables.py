@@ -252,8 +252,8 @@ def needs() -> str:
   )
   if dirty:
     last += (
-      f" The memory of {', '.join(dirty)} is that of code with uncommitted"
-      " changes (the commit in its record ends in `-dirty`)."
+      f" The memory of {', '.join(dirty)} was measured on code with uncommitted"
+      " changes, so the commit in its record ends in `-dirty`."
     )
   return f"{tables.markdown(rows)}\n{wrap(last)}"
 

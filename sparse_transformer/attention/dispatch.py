@@ -96,8 +96,8 @@ def attend(
       shape [heads, directions, K], where the axis of heads may have size 1 if
       all heads share the array. `Selected` requires block indices, int32
       [batch, heads, n, num], where the axis of heads may also have size 1 or G.
-    backend: "auto" chooses a backend that suits the default device. This
-      backend computes attention tile by tile, in memory linear in n. "dense" is
+    backend: "auto" chooses a backend that suits the default device, and that
+      computes attention tile by tile, in memory linear in n. "dense" is
       the plain reference implementation, which needs n x n memory. The other
       backends are "batched", "streamed", "triton", "cudnn" and "mosaic".
     tile: positions on a side of a tile; with 0, the backend chooses.

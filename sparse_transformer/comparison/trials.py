@@ -157,7 +157,7 @@ def scored(trial: Trial, split: str) -> dict[str, Any] | None:
 
 
 def collected(trial: Trial) -> record.Run:
-  """Returns a run for the record, read from its folder.
+  """Reads a run from its folder, and returns its entry in the record.
 
   Its `test` is None, because the test split is scored later.
 

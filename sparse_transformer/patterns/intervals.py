@@ -370,7 +370,7 @@ class Interval(Integer):
 
 
 class Int32(Interval):
-  """A single interval that must fit in 32 bits, like integers on devices.
+  """A single interval; bounds must fit in int32, which devices compute with.
 
   Operations return intervals of this class, so every intermediate value is
   checked.

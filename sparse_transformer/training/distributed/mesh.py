@@ -74,7 +74,9 @@ def sizes(config: schema.Config, devices: int | None = None) -> Sizes:
   words = " x ".join(f"mesh.{axis}={size}" for axis, size in axes.items())
   rest = [axis for axis, size in axes.items() if size == -1]
   if len(rest) > 1:
-    raise ValueError(f"{words}: only one axis can be -1, all remaining devices")
+    raise ValueError(
+      f"{words}: only one axis can be -1, which means all remaining devices"
+    )
 
   # Unless an axis is -1, the mesh must use every device.
   asked = math.prod(size for size in axes.values() if size != -1)

@@ -93,7 +93,7 @@ def test_what_differs_is_corrected_and_reported(copy, capsys):
   before = runs.files(copy)
   change(copy / "README.md", "times as fast as", "times faster than")
   change(copy / "docs" / "performance.md", "| `ours` |", "| ours |")
-  change(copy / "docs" / "evidence.md", "| 17 bytes", "| 18 bytes")
+  change(copy / "docs" / "evidence.md", "| `Local(17)`", "| `Local(18)`")
   status, lines = check(capsys)
 
   assert status == 1

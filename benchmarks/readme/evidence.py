@@ -42,24 +42,17 @@ ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
 WINDOWS = "Local(144)"  # beside far keys
 DIGITS_ABOVE_BACK = 8
 DIGITS_ONE_KEY = "Local(2) | (Strided(8, 1) & Local(8)) with model.num_layers=2"
-# By record: its setting, the column of the target, the paper's, and a window.
+# By record: its setting, the column of the target, the paper's, and the window
+# beside them, if there is one.
 COLUMNS = {
   "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS, "Local(36)"),
   "cifar10_deep": ("4 layers, 300 steps", COLUMN, PAPERS, "Local(36)"),
-  "cifar10_interleaved": (
-    "4 layers, one factor in each, 110 CPU seconds",
-    "Local(48), Strided(96, 1)",
-    "Local(48), Strided(96)",
-    "Local(36)",
+  "cifar10_reach": (
+    "4 layers, 300 steps, a longer window",
+    "Local(32) | Strided(96, 1)",
+    "Local(32) | Strided(96)",
+    "",
   ),
-}
-# By pattern, what it holds of an image.
-HOLDS = {
-  ABOVE: "16 bytes before the target, and the byte above it",
-  "Local(17)": "17 bytes before the target",
-  "Local(16) | Local(104) - Local(88)": "16 before it, and 16 around that byte",
-  "Local(97)": "97 bytes before the target, and so the byte above it",
-  COLUMN: "16 bytes before the target, and all above it",
 }
 # Comparisons on copyright files, with seeds 0 to 2 and with three other seeds.
 FAR_KEYS, REPEATED = "far_keys", "far_keys_repeated"
@@ -269,12 +262,13 @@ def columns() -> Iterator[str]:
   differences = []
   for name, (about, target, papers, window) in COLUMNS.items():
     found = record.read(name)
-    seen, base = receptive.fields(found, ABOVE_BACK), values(name, window)
+    seen = receptive.fields(found, ABOVE_BACK)
+    base = values(name, window) if window else []
     first = about
     for row in found["rows"]:
       choice, own = row["choice"], row["values"]
       cells = f"`{_shown(choice)}`", f"{receptive.keys(found, choice):,.1f}"
-      difference = gap(own, base) if own != base else ""
+      difference = interval(own, base) if base and own != base else ""
       rows.append((first, *cells, *seen[choice], interval(own), difference))
       first = ""
     found_gap = gap(values(name, papers), values(name, target))
@@ -304,20 +298,20 @@ def _pair(name, about, *choices):
 def longer() -> Iterator[str]:
   """How patterns rank early and late in training."""
   name, steps = "cifar10_longer", (500, 2000, 6000)
-  holds = {_pattern(choice): about for choice, about in HOLDS.items()}
   found = record.read(name)
   early = _early(found, steps)
   seen = receptive.fields(found, ABOVE_BACK)
-  titles = "what it holds", "keys", "receptive field", SEES_ABOVE
+  titles = "pattern", "keys", "receptive field", SEES_ABOVE
   titles += *(f"{x:,}" for x in steps), "6,000, all images"
-  rows = [(*titles, "minus the byte alone")]
+  rows = [(*titles, "minus one key")]
   scores = {_pattern(row["choice"]): row["values"] for row in found["rows"]}
   base = scores[_pattern(ABOVE)]
   for row in found["rows"]:
-    choice, own = _pattern(row["choice"]), row["values"]
+    own = row["values"]
     means = (f"{x:.2f}" for x in early[row["choice"]])
-    difference = gap(own, base) if own != base else ""
-    cells = holds[choice], f"{row['keys']:.1f}", *seen[row["choice"]], *means
+    difference = interval(own, base) if own != base else ""
+    shown = f"`{_shown(row['choice'])}`"
+    cells = shown, f"{row['keys']:.1f}", *seen[row["choice"]], *means
     rows.append((*cells, interval(own), difference))
   yield tables.markdown(rows)
   yield records(name)
@@ -330,7 +324,7 @@ def _shown(choice):
 
 def end_to_end() -> Iterator[str]:
   """A step and the bits at equal time, dense and sparse, at two lengths."""
-  names = ("end_to_end",)
+  names = "end_to_end", "end_to_end_window"
   titles = "n", "pattern", "keys", "CPU ms a step", "peak GiB", "rate"
   rows = [(*titles, "steps", "bits/byte", "minus dense")]
   for length in (3072, 12288):
@@ -348,8 +342,10 @@ def end_to_end() -> Iterator[str]:
       step = 1000 * row["processor_seconds"] / row["steps"]
       cells = f"{length:,}", f"`{pattern}`", f"{row['keys']:,.0f}"
       cells += f"{step:,.0f}", f"{peak / 2**30:.1f}"
-      rate = found["tuning"]["best"][choice]
-      difference = gap(own, dense) if own != dense else ""
+      rate = str(found["about"]["config"]["optimizer"]["learning_rate"])
+      if found["tuning"]:
+        rate = found["tuning"]["best"][choice]
+      difference = interval(own, dense) if own != dense else ""
       steps = f"{row['steps']:,.0f}"
       rows.append((*cells, rate, steps, interval(own), difference))
   yield tables.markdown(rows)
@@ -370,7 +366,7 @@ def depth() -> Iterator[str]:
     keys = f"{receptive.keys(found, choice):.1f}"
     cells = f"`{_shown(pattern)}`", num_layers, keys, *seen[choice]
     rate = found["tuning"]["best"][choice]
-    difference = gap(own, base) if own != base else ""
+    difference = interval(own, base) if own != base else ""
     rows.append((*cells, rate, interval(own), difference))
   yield tables.markdown(rows)
   yield records(name)

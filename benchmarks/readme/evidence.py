@@ -40,6 +40,7 @@ ABOVE_BACK, SEES_ABOVE = 96, "sees the byte above"
 COLUMN, PAPERS = "Local(16) | Strided(96, 1)", "Local(16) | Strided(96)"
 ABOVE = "Local(16) | Strided(96, 1) & Local(97)"
 WINDOWS = "Local(144)"  # beside far keys
+DENSE_LAYERS_WINDOW = "Local(128)"
 DIGITS_ABOVE_BACK = 8
 DIGITS_ONE_KEY = "Local(2) | (Strided(8, 1) & Local(8)) with model.num_layers=2"
 # By record: its setting, the column of the target, the paper's, and the window
@@ -350,6 +351,28 @@ def end_to_end() -> Iterator[str]:
       rows.append((*cells, rate, steps, interval(own), difference))
   yield tables.markdown(rows)
   yield records(*names)
+
+
+def dense_layers() -> Iterator[str]:
+  """How many layers of a network with windows are dense."""
+  name = "dense_layers"
+  found = record.read(name)
+  config = found["about"]["config"]
+  seen, num_layers = receptive.fields(found), config["model"]["num_layers"]
+  base = values(name, DENSE_LAYERS_WINDOW)
+  titles = "dense layers", "keys", "receptive field", "rate", "steps"
+  rows = [(*titles, "bits/byte", "minus none")]
+  for row in found["rows"]:
+    choice, own = row["choice"], row["values"]
+    factors = choice.split(", ")
+    number = num_layers // len(factors) if factors[-1] == "Causal()" else 0
+    cells = f"{number} of {num_layers}", f"{row['keys']:,.0f}", *seen[choice]
+    rate = found["tuning"]["best"][choice]
+    difference = interval(own, base) if own != base else ""
+    steps = f"{row['steps']:,.0f}"
+    rows.append((*cells, rate, steps, interval(own), difference))
+  yield tables.markdown(rows)
+  yield records(name)
 
 
 def depth() -> Iterator[str]:

@@ -375,6 +375,7 @@ PARTS: dict[str, dict[str, Callable[[], str | Iterator[str]]]] = {
     "longer": evidence.longer,
     "depth": evidence.depth,
     "end_to_end": evidence.end_to_end,
+    "dense_layers": evidence.dense_layers,
     "compressors": evidence.compressors,
   },
   "docs/data.md": {"orders": evidence.orders},

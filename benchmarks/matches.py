@@ -131,11 +131,12 @@ def copy_rule(
     is_right.append(is_right_BL.ravel())
   distance = np.concatenate(distances)
   is_found = distance > 0
+  right = np.concatenate(is_right) & is_found
   return dict(
     bits=float(np.concatenate(bits).mean()),
     found=float(is_found.mean()),
-    far=float((distance[is_found] >= FAR[0]).mean()),
-    right=float(np.concatenate(is_right)[is_found].mean()),
+    far=float((distance >= FAR[0]).sum() / max(1, is_found.sum())),
+    right=float(right.sum() / max(1, is_found.sum())),
   )
 
 

@@ -209,7 +209,6 @@ def measure(preset: str) -> dict:
   return dict(
     preset=preset,
     target=TARGET,
-    commit=version.commit(),
     jax=report["jax"],
     remat=report["remat"],
     peak_bytes=program["memory"]["peak"],

@@ -114,6 +114,11 @@ def gap(own: Sequence[float], base: Sequence[float]) -> str:
   return f"{interval(own, base)} (± {(paired.high - paired.low) / 2:.3f})"
 
 
+def _minus(own, base):
+  """Returns the cell of a difference; "" without a base, or of the base."""
+  return interval(own, base) if base and own != base else ""
+
+
 def values(name: str, choice: str) -> list[float]:
   """Bits of a choice of a comparison on the validation split, by seed."""
   return rows_of(name, "choice")[choice]["values"]
@@ -269,7 +274,7 @@ def columns() -> Iterator[str]:
     for row in found["rows"]:
       choice, own = row["choice"], row["values"]
       cells = f"`{_shown(choice)}`", f"{receptive.keys(found, choice):,.1f}"
-      difference = interval(own, base) if base and own != base else ""
+      difference = _minus(own, base)
       rows.append((first, *cells, *seen[choice], interval(own), difference))
       first = ""
     found_gap = gap(values(name, papers), values(name, target))
@@ -310,7 +315,7 @@ def longer() -> Iterator[str]:
   for row in found["rows"]:
     own = row["values"]
     means = (f"{x:.2f}" for x in early[row["choice"]])
-    difference = interval(own, base) if own != base else ""
+    difference = _minus(own, base)
     shown = f"`{_shown(row['choice'])}`"
     cells = shown, f"{row['keys']:.1f}", *seen[row["choice"]], *means
     rows.append((*cells, interval(own), difference))
@@ -346,7 +351,7 @@ def end_to_end() -> Iterator[str]:
       rate = str(found["about"]["config"]["optimizer"]["learning_rate"])
       if found["tuning"]:
         rate = found["tuning"]["best"][choice]
-      difference = interval(own, dense) if own != dense else ""
+      difference = _minus(own, dense)
       steps = f"{row['steps']:,.0f}"
       rows.append((*cells, rate, steps, interval(own), difference))
   yield tables.markdown(rows)
@@ -368,7 +373,7 @@ def dense_layers() -> Iterator[str]:
     number = num_layers // len(factors) if factors[-1] == "Causal()" else 0
     cells = f"{number} of {num_layers}", f"{row['keys']:,.0f}", *seen[choice]
     rate = found["tuning"]["best"][choice]
-    difference = interval(own, base) if own != base else ""
+    difference = _minus(own, base)
     steps = f"{row['steps']:,.0f}"
     rows.append((*cells, rate, steps, interval(own), difference))
   yield tables.markdown(rows)
@@ -389,7 +394,7 @@ def depth() -> Iterator[str]:
     keys = f"{receptive.keys(found, choice):.1f}"
     cells = f"`{_shown(pattern)}`", num_layers, keys, *seen[choice]
     rate = found["tuning"]["best"][choice]
-    difference = interval(own, base) if own != base else ""
+    difference = _minus(own, base)
     rows.append((*cells, rate, interval(own), difference))
   yield tables.markdown(rows)
   yield records(name)

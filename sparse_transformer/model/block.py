@@ -11,9 +11,9 @@ from flax import nnx
 from jax import lax
 
 from sparse_transformer import attention
-from sparse_transformer.model import sharding
 from sparse_transformer.model.configure import Config
 from sparse_transformer.model.dropout import drop
+from sparse_transformer.model.linear import linear
 from sparse_transformer.model.normalization import (
   add_and_normalize,
   normalize,
@@ -51,7 +51,7 @@ class ResidualBlock(nnx.Module):
     norm = functools.partial(
       nnx.LayerNorm, config.width, epsilon=1e-5, rngs=rngs
     )
-    linear = functools.partial(
+    layer = functools.partial(
       nnx.Linear,
       config.width,
       kernel_init=weight_init(config.width),
@@ -61,10 +61,10 @@ class ResidualBlock(nnx.Module):
     # The order of these lines determines the random numbers of each layer.
     key_width, value_width = config.widths
     self.attention_norm = norm()
-    self.query = linear(config.qk_width)
-    self.key = linear(key_width * config.num_key_heads)
-    self.value = linear(value_width * config.num_key_heads)
-    self.out = linear(
+    self.query = layer(config.qk_width)
+    self.key = layer(key_width * config.num_key_heads)
+    self.value = layer(value_width * config.num_key_heads)
+    self.out = layer(
       config.width, kernel_init=weight_init(config.width, config.num_layers)
     )
     self.mlp_norm = norm()
@@ -140,9 +140,9 @@ class ResidualBlock(nnx.Module):
     y_BLD = normalize(x_BLD, self.attention_norm, self._is_fused(x_BLD))
     for_query, for_key, for_value = _copies(y_BLD, 3)
     return (
-      _linear(for_query, self.query),
-      _linear(for_key, self.key),
-      _linear(for_value, self.value),
+      linear(for_query, self.query),
+      linear(for_key, self.key),
+      linear(for_value, self.value),
     )
 
   def _leave_attention(self, x_BLD, out_BLHE, words_BWD):
@@ -151,7 +151,7 @@ class ResidualBlock(nnx.Module):
     These layers form one function, so that the backward pass recomputes them
     together. Returns the branch a and the result of `_enter_mlp`.
     """
-    a_BLD = _linear(out_BLHE.reshape(x_BLD.shape), self.out)
+    a_BLD = linear(out_BLHE.reshape(x_BLD.shape), self.out)
     a_BLD, y_BLD = add_and_normalize(
       x_BLD,
       a_BLD,
@@ -166,12 +166,12 @@ class ResidualBlock(nnx.Module):
   # `_init_mlp`. The result of the first, which is the argument of the second,
   # is stored for the backward pass.
   def _enter_mlp(self, y_BLD):
-    return _linear(y_BLD, self.mlp_in)
+    return linear(y_BLD, self.mlp_in)
 
   @_recomputed
   def _leave_mlp(self, h_BLF, words_BWD):
     """Returns (b, measurements)."""
-    b_BLD = _linear(activate(h_BLF), self.mlp_out)
+    b_BLD = linear(activate(h_BLF), self.mlp_out)
     return self._drop(b_BLD, words_BWD), {}
 
   def _drop(self, x_BLD, words_BWD):
@@ -265,33 +265,6 @@ _together.defvjp(
   lambda tree: (tree, None),
   lambda _, gradients: (lax.optimization_barrier(gradients),),
 )
-
-
-@jax.named_scope("linear")
-def _linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
-  """Applies a linear layer. The result has the dtype of x."""
-  precision = None
-  dtype = None
-  if x_BLD.dtype == jnp.bfloat16 and sharding.size(sharding.AXES) == 1:
-    # The product is rounded only after the bias is added, so that compilers for
-    # GPUs fuse product, bias and rounding. In the backward pass, this algorithm
-    # rounds the cotangents. It is not used for float16, because CPUs have no
-    # such algorithm, nor on several devices, which would exchange sums in
-    # float32.
-    precision = lax.DotAlgorithmPreset.BF16_BF16_F32
-    dtype = jnp.float32
-
-  # Weights are stored in float32, and rounded where they are used.
-  y_BLF = jnp.matmul(
-    x_BLD,
-    layer.kernel[...].astype(x_BLD.dtype),
-    precision=precision,
-    preferred_element_type=dtype,
-  )
-  if layer.bias is not None:
-    y_BLF += layer.bias[...][None, None]
-
-  return y_BLF.astype(x_BLD.dtype)
 
 
 def weight_init(fan_in: int, num_layers: int = 0) -> nnx.Initializer:

@@ -1,0 +1,44 @@
+"""Tests of linear layers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from sparse_transformer.model import linear
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 6), (3, 5), (4, 16)])
+def test_product_on_cpus_equals_numpy_in_values_and_gradients(shape):
+  rng = np.random.default_rng(0)
+  x_BLD = rng.normal(size=(*shape, 8))
+  kernel_DF = rng.normal(size=(8, 12))
+  dy_BLF = rng.normal(size=(*shape, 12))
+
+  def run(x_BLD, kernel_DF, dy_BLF):
+    y_BLF, pullback = jax.vjp(linear.multiply_on_cpu, x_BLD, kernel_DF)
+    return y_BLF, *pullback(dy_BLF)
+
+  arguments = (jnp.float32(x) for x in (x_BLD, kernel_DF, dy_BLF))
+  y, dx, dkernel = jax.jit(run)(*arguments)
+
+  close = dict(rtol=1e-5, atol=1e-5)
+  expected = np.einsum("bld,blf->df", x_BLD, dy_BLF)
+  np.testing.assert_allclose(y, x_BLD @ kernel_DF, **close)
+  np.testing.assert_allclose(dx, dy_BLF @ kernel_DF.T, **close)
+  np.testing.assert_allclose(dkernel, expected, **close)
+
+
+def test_gradient_of_a_kernel_on_cpus_copies_no_operand():
+  def run(x_BLD, kernel_DF):
+    return jnp.sum(linear.multiply_on_cpu(x_BLD, kernel_DF) ** 2)
+
+  x_BLD, kernel_DF = jnp.zeros((4, 512, 64)), jnp.zeros((64, 128))
+  program = jax.jit(jax.grad(run, 1)).lower(x_BLD, kernel_DF).compile()
+
+  # The operands of the plain gradient, as its products read them.
+  transposed = "f32[64,2048]", "f32[128,2048]"
+  assert not any(shape in program.as_text() for shape in transposed)
+  default = jax.jit(jax.grad(lambda x, y: jnp.sum((x @ y) ** 2), 1))
+  text = default.lower(x_BLD, kernel_DF).compile().as_text()
+  assert any(shape in text for shape in transposed)

@@ -4,8 +4,9 @@ Paper row: none. The task is from arXiv 2011.04006, which uses 4 layers of width
 512 with 8 heads, an MLP of width 1,024, and 5,000 steps of 32 expressions. This
 config differs in the following ways. Queries and keys are 256 wide over all
 heads, not 512. Expressions contain brackets, which the benchmark's data lack.
-Positions are embedded by the rows and columns of a table with 50 columns. The
-learning rate decays along a cosine.
+The sequence is laid out as a grid with 50 columns; the embedding of a position
+is the sum of those of its row and column. The learning rate decays along a
+cosine.
 
   python train.py --config=configs/lra_listops.py --workdir=runs/lra_listops
   python eval.py --workdir=runs/lra_listops

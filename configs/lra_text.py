@@ -3,8 +3,9 @@
 Paper row: none. The task is from arXiv 2011.04006, which uses 4 layers of width
 256 with 4 heads, an MLP of width 1,024, and 20,000 steps of 32 texts. Texts
 have 1,000 bytes, as in its code, whereas its paper says 4,000. This config
-differs in the following ways. Positions are embedded by the rows and columns of
-a table with 50 columns. The learning rate decays along a cosine.
+differs in the following ways. The sequence is laid out as a grid with 50
+columns; the embedding of a position is the sum of those of its row and column.
+The learning rate decays along a cosine.
 
   python train.py --config=configs/lra_text.py --workdir=runs/lra_text \\
     --config.data.path=aclImdb

@@ -88,7 +88,9 @@ class Order(Arrangement):
 def make_order(
   order: np.ndarray, num_places: int, first: jax.Array | None = None
 ) -> Order:
-  """Makes an `Order` of the first rows of a permutation, padded if needed.
+  """Makes an `Order` from the first rows that a permutation lists.
+
+  The order is padded if the permutation is shorter than the order.
 
   Args:
     order: a permutation of n rows.

@@ -507,7 +507,7 @@ def own_heads(
   Args:
     request: the request for all heads.
     arrays: a pytree of arrays [heads, ...], or [1, ...] if all heads share one.
-      Arrays with 4 axes have an axis of sequences first.
+      In arrays with 4 axes, the axis of sequences comes first.
 
   Raises:
     ValueError: the heads cannot be split so that devices have equal patterns.

@@ -28,7 +28,7 @@ Lines = Iterable[Mapping[str, Any]]
 def series(
   lines: Lines, split: str, fields: Iterable[str]
 ) -> dict[str, list[float]]:
-  """Returns the values of some fields in the lines of a split.
+  """Returns the values of fields in the metrics of a split.
 
   Args:
     lines: lines of metrics.jsonl, as dictionaries.

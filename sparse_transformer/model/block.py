@@ -233,7 +233,7 @@ def make_mlp(config: Config, rngs: nnx.Rngs) -> tuple[Any, Any]:
 
 @jax.named_scope("activation")
 def activate(h: jax.Array) -> jax.Array:
-  """Applies the activation of all MLPs, an approximation of GELU."""
+  """Applies the activation function of MLPs, an approximation of GELU."""
   return h * jax.nn.sigmoid(1.702 * h)
 
 

@@ -167,8 +167,10 @@ class Experiment:
     return jax.jit(self.init, out_shardings=self._shardings)()
 
   @functools.cached_property
-  def step(self) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
-    """`train_step`: (state, tokens_BL, schedule) -> (new state, metrics)."""
+  def train_step(
+    self,
+  ) -> Callable[..., tuple[step_lib.State, dict[str, jax.Array]]]:
+    """A step of training: (state, tokens_BL, schedule) -> (state, metrics)."""
     return functools.partial(
       step_lib.train_step,
       predict=model_lib.make_predict(self.model),
@@ -177,14 +179,14 @@ class Experiment:
 
   @functools.cached_property
   def update(self) -> Any:
-    """Jitted `step`: (state, tokens_BL, schedule) -> (new state, metrics).
+    """Jitted `train_step`: (state, tokens_BL, schedule) -> (state, metrics).
 
     The argument `state` is donated, so callers must not use it afterwards.
     """
     # Replicate metrics over all devices, so that any process can read them.
     everywhere = NamedSharding(self.mesh, PartitionSpec())
     return jax.jit(
-      self.step,
+      self.train_step,
       donate_argnums=0,
       out_shardings=(self._shardings, everywhere),
     )
@@ -257,7 +259,7 @@ class Run:
 
   @property
   def has_other_data(self) -> bool:
-    """Whether overrides name data other than the run's."""
+    """Whether overrides select other data than the run was trained on."""
     # Other fields of data, such as the length, would change the network, so
     # `changes` rejects them.
     own = self.config.data

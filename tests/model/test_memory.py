@@ -118,7 +118,7 @@ def traced_step(name, batch=1, **changes):
   length = experiment.source.length
   symbols = jax.ShapeDtypeStruct((batch, length), jnp.uint8)
   state = jax.eval_shape(experiment.init)
-  return jax.jit(experiment.step).trace(state, symbols)
+  return jax.jit(experiment.train_step).trace(state, symbols)
 
 
 # Its masks are drawn with words and features on one long axis.

@@ -39,7 +39,7 @@ def test_balance_loss_keeps_the_load_within_a_factor_of_3(seed):
     "optimizer.learning_rate": 3e-3,
   }
   experiment = Experiment(runs.tiny(**EXPERTS | changes))
-  step = jax.jit(experiment.step, donate_argnums=0)
+  step = jax.jit(experiment.train_step, donate_argnums=0)
   state = experiment.init()
   losses = []
   loads = []

@@ -107,7 +107,7 @@ def test_penalty_shortens_spans_within_bounds(monkeypatch):
     "optimizer.learning_rate": 0.3,
   }
   experiment = Experiment(runs.tiny(**changes))
-  step = jax.jit(experiment.step)
+  step = jax.jit(experiment.train_step)
   state = experiment.init()
   state.params["spans"] = jnp.full((2, 2), 0.5)
   # The first update of the warm-up is 0; the next are of the learning rate.

@@ -190,7 +190,7 @@ def trained():
   """(experiment, batches, step, first states, losses) of 30 steps."""
   experiment = Experiment(runs.tiny(**SETTINGS))
   batches = [np.asarray(experiment.batch(i)) for i in range(30)]
-  step = jax.jit(experiment.step)
+  step = jax.jit(experiment.train_step)
   state = jax.jit(experiment.init)()
   states = []
   losses = []
@@ -214,7 +214,7 @@ def test_steps_lower_the_loss_and_are_functions_of_state_and_batch(trained):
 def test_accumulation_gives_the_same_update(trained):
   _, batches, step, states, _ = trained
   config = runs.tiny(**SETTINGS | {"train.accumulation": 4})
-  parts = jax.jit(Experiment(config).step)(states[2], batches[2])
+  parts = jax.jit(Experiment(config).train_step)(states[2], batches[2])
   # The biases of keys have no gradient but rounding errors, which Adam divides
   # by their own size.
   close = functools.partial(np.testing.assert_allclose, atol=3e-5)

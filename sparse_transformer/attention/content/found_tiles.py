@@ -147,7 +147,7 @@ def _lay_out_chosen(pairs, tile):
 def plan_part(
   part: Pattern, tables_of: Mapping[Pattern, TileTables]
 ) -> contract.Plan:
-  """Returns the plan of a bound part, from the tables of each set.
+  """Makes the plan for a part of a bound pattern.
 
   A part is a set of pairs that other patterns may restrict. The plan processes
   the tiles of the set, and applies the other patterns as a mask within these

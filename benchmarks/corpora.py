@@ -52,6 +52,8 @@ def copyright_files(source: str) -> Documents:
 
 def palestrina(source: str) -> Documents:
   """Returns parts of masses by name, grouped by mass."""
+  if not source:
+    raise ValueError("set --source to the file of the package music21")
   found = {}
   with zipfile.ZipFile(source) as package:
     for name in sorted(package.namelist()):

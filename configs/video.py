@@ -9,6 +9,7 @@ t + y of a clip is row y of frame t of the clip. data.fractions assigns 36, 5
 and 8 of 49 stretches of 16 frames to the splits, so that no stretch is in two
 splits. vtest.avi is a sample video of OpenCV.
 
+  pip install av
   python -m benchmarks.video vtest.avi clips.npy --shrink=4
   python train.py --config=configs/video.py --workdir=runs/video \\
     --config.data.path=clips.npy

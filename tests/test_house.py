@@ -63,16 +63,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_134,
-  "benchmarks": 31_046,
+  "benchmarks": 31_115,
   "commands": 20_198,
   "data": 14_345,
   "figures": 2_794,
-  "library": 140_468,
-  "model": 15_856,
+  "library": 140_700,
+  "model": 16_087,
   "patterns": 15_623,
   "targets": 4_189,
-  "tests": 173_528,
-  "training": 26_329,
+  "tests": 173_945,
+  "training": 26_330,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -46,5 +46,7 @@ def test_stored_outputs_are_those_of_one_complete_run():
   assert counts == [*range(1, len(cells) + 1)], "make tutorial"
   outputs = [output for cell in cells for output in cell["outputs"]]
   assert not [x for x in outputs if x["output_type"] == "error"]
-  assert not [x for x in outputs if x.get("name") == "stderr"]
+  # On slow machines, training prints its progress every 30 seconds.
+  lines = ["".join(x["text"]) for x in outputs if x.get("name") == "stderr"]
+  assert all(re.fullmatch(r"(step \d+ of 300\n)+", x) for x in lines), lines
   assert sum("image/png" in x.get("data", {}) for x in outputs) == 4

@@ -30,7 +30,7 @@ def experiment(**changes):
 
 @functools.cache
 def update():
-  return jax.jit(experiment().step)
+  return jax.jit(experiment().train_step)
 
 
 def tokens(i):
@@ -102,7 +102,7 @@ def test_only_float16_has_a_scale():
   other = experiment(**{"model.dtype": "bfloat16"})
   shapes = jax.eval_shape(other.init)
   assert shapes.loss_scale is None
-  _, measured = jax.eval_shape(other.step, shapes, tokens(0))
+  _, measured = jax.eval_shape(other.train_step, shapes, tokens(0))
   assert set(measured) == {"nats", "gradient_norm", "learning_rate"}
 
 
@@ -114,7 +114,7 @@ def test_float16_in_micro_batches_follows_float32_on_whole_ones(trained):
     "train.accumulation": 1,
   }
   plain = experiment(**changes)
-  step = jax.jit(plain.step)
+  step = jax.jit(plain.train_step)
   state = jax.jit(plain.init)()
   expected = []
   for i in range(30):

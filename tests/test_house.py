@@ -63,16 +63,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_134,
-  "benchmarks": 31_115,
+  "benchmarks": 31_117,
   "commands": 20_198,
   "data": 14_345,
   "figures": 2_794,
-  "library": 140_700,
+  "library": 140_707,
   "model": 16_087,
   "patterns": 15_623,
   "targets": 4_189,
-  "tests": 173_971,
-  "training": 26_330,
+  "tests": 173_985,
+  "training": 26_337,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

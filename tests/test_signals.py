@@ -102,10 +102,7 @@ with Signals() as signals:
 
 
 def test_signal_to_the_check_of_kernels_is_not_one_to_the_run():
-  """As Ctrl-C reaches both, which would count as two.
-
-  asyncio, which JAX imports, takes the pipe from a process that is forked.
-  """
+  """As Ctrl-C reaches both, which would count as two."""
   done = runs.python("-c", FORKED)
   assert done.stdout == "0 None\n"
   assert done.stderr == ""

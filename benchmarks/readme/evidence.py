@@ -74,6 +74,7 @@ WITHOUT = (
   "`PPMd -o16`",
   "`xz -9e`",
   "`PPMd -o6`, window alone",
+  "`PPMd -o16`, window alone",
   COPY_RULE,
 )
 EARLY = (250,)  # steps at which curves are shown

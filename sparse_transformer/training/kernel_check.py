@@ -183,6 +183,10 @@ def _send(pipe, cases):
   with open(os.devnull, "w") as nowhere:
     os.dup2(nowhere.fileno(), 2)
 
+  # The run reads this pipe, see `Signals`. It would count Ctrl-C, which reaches
+  # both processes, as two signals, and end at once.
+  signal.set_wakeup_fd(-1)
+
   # Leave the rest of the memory to the run.
   os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
   try:

@@ -13,7 +13,13 @@ from helpers.cases import listed, soak
 from helpers.errors import refused
 
 from sparse_transformer import config as config_lib
-from sparse_transformer.training import banner, loop, metrics, warm_start
+from sparse_transformer.training import (
+  banner,
+  loop,
+  metrics,
+  optimizer,
+  warm_start,
+)
 from sparse_transformer.training.checkpoints import exported, store
 from sparse_transformer.training.experiment import Experiment, open_run
 
@@ -23,9 +29,10 @@ pytestmark = pytest.mark.usefixtures("shared_experiments")
 
 def advance(experiment, state, steps):
   """The state after these steps of the program that a run compiles."""
+  schedule = optimizer.schedule(experiment.config)
   with jax.set_mesh(experiment.mesh):
     for step in steps:
-      state, _ = experiment.update(state, experiment.batch(step))
+      state, _ = experiment.update(state, experiment.batch(step), schedule)
   return state
 
 

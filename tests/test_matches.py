@@ -116,6 +116,9 @@ def test_masses_lose_their_records_and_stay_together():
       text = f"!!!COM: P\n!!!OPR: {mass}\n**kern\n4c\t4d\n!Bassus\n!!!END: x\n"
       file.writestr(f"music21/corpus/palestrina/{name}.krn", text)
     file.writestr("music21/corpus/other/x.krn", "4c\n")
+  with refused("set --source to"):
+    corpora.palestrina("")
+
   found = corpora.palestrina(package)
   rest = b"**kern\n4c\t4d\n!Bassus\n"
   assert list(found) == ["Agnus", "Credo", "Kyrie"]

@@ -42,8 +42,8 @@ def quickstart() -> str:
   baseline = record.read("baselines_digits")["rows"][0]["test"]
   return wrap(
     f"Our run of the quickstart ended at {bits:.2f} bits/dim on the test split;"
-    " other machines differ by a few hundredths. For comparison, a model that"
-    f" treats pixels as independent scores {baseline:.2f}."
+    " versions and machines differ by a few hundredths. For comparison, a model"
+    f" that treats pixels as independent scores {baseline:.2f}."
   )
 
 

@@ -25,10 +25,11 @@ def linear(x_BLD: jax.Array, layer: nnx.Linear) -> jax.Array:
 
 def _multiply(x_BLD, kernel_DF):
   """Returns x @ kernel, in float32 or in the dtype of x."""
-  # Several devices would exchange sums in float32, and halves of the positions.
-  is_alone = sharding.size(sharding.AXES) == 1
+  # On several devices, the first of the following products would exchange sums
+  # in float32, and the second would move positions between devices.
+  is_one_device = sharding.size(sharding.AXES) == 1
 
-  if is_alone and x_BLD.dtype == jnp.bfloat16:
+  if is_one_device and x_BLD.dtype == jnp.bfloat16:
     # The product is rounded only after the bias is added, so that compilers for
     # GPUs fuse product, bias and rounding. In the backward pass, this algorithm
     # rounds the cotangents. It is not used for float16, because CPUs have no
@@ -41,7 +42,7 @@ def _multiply(x_BLD, kernel_DF):
     )
 
   is_on_cpu = platforms.current_platform() == "cpu"
-  if is_alone and is_on_cpu and x_BLD.dtype == jnp.float32:
+  if is_one_device and is_on_cpu and x_BLD.dtype == jnp.float32:
     return multiply_on_cpu(x_BLD, kernel_DF)
 
   return jnp.matmul(x_BLD, kernel_DF)

@@ -183,8 +183,8 @@ def _send(pipe, cases):
   with open(os.devnull, "w") as nowhere:
     os.dup2(nowhere.fileno(), 2)
 
-  # The run reads this pipe, see `Signals`. It would count Ctrl-C, which reaches
-  # both processes, as two signals, and end at once.
+  # Stop writing signals into the pipe that `Signals` reads in the run. Ctrl-C
+  # reaches both processes, so the run would count two signals and end at once.
   signal.set_wakeup_fd(-1)
 
   # Leave the rest of the memory to the run.

@@ -15,8 +15,9 @@ For text, the baselines are compressors. The score is the size of the training
 split and the scored split compressed together, minus that of the training split
 alone. The models "window alone" do not use the training split: each
 `config.data.length` bytes are compressed separately, because this is all that a
-network sees of the scored split for a prediction. `benchmarks.matches` scores a
-rule that copies the byte after the last match in the window.
+network sees of the scored split for a prediction. `benchmarks.matches` scores
+counts of the bytes after short contexts in the training split, and a rule that
+copies the byte after the last match in the window.
 Codecs do not use the training split. Codecs and compressors also learn from the
 part of a split that they have already coded; `sees` says how much of it they
 can use.
@@ -39,7 +40,7 @@ from typing import Any
 import numpy as np
 from absl import flags
 
-from benchmarks import counts, linear, matches, record
+from benchmarks import counts, linear, matches, ngrams, record
 from sparse_transformer import cli, data, schema
 
 Splits = Mapping[str, np.ndarray]
@@ -131,7 +132,7 @@ def score(source: data.Source) -> dict[str, Any]:
     has_ppmd = optional("pyppmd") is not None
     rows = compress(splits, has_ppmd)
     rows += compress_windows(splits, source.length, has_ppmd)
-    rows.append(copies(splits, source.length))
+    rows += counts_and_copies(splits, source.length)
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 
@@ -229,21 +230,26 @@ def compress_windows(
   return rows
 
 
-def copies(splits: Splits, length: int) -> dict[str, Any]:
-  """Scores a rule that copies, and counts matches in the validation split."""
+def counts_and_copies(splits: Splits, length: int) -> list[dict[str, Any]]:
+  """Scores `matches.copy_rule`, and counts matches in the validation split."""
   train = np.frombuffer(splits["train"].tobytes(), np.uint8)
   found = {}
   for split in linear.SCORED:
     scored = np.frombuffer(splits[split].tobytes(), np.uint8)
     found[split] = matches.copy_rule(train, scored, length)
-  bits = {split: x["bits"] for split, x in found.items()}
-  shares = found["validation"]
-  return dict(
-    model="copy of the last match, else counts after two bytes",
-    sees="its window",
-    **bits,
-    matches={x: shares[x] for x in ("found", "far", "right")},
+
+  counts = f"counts after up to {ngrams.MOST} bytes"
+  shares = {x: found["validation"][x] for x in ("found", "far", "right")}
+  by_counts, by_copies = (
+    {split: bits[name] for split, bits in found.items()}
+    for name in ("counts", "copies")
   )
+  sees_counts = dict(model=counts, sees=f"{ngrams.MOST} bytes")
+  sees_window = dict(model=f"copies, else {counts}", sees="its window")
+  return [
+    sees_counts | by_counts,
+    sees_window | by_copies | dict(matches=shares),
+  ]
 
 
 if __name__ == "__main__":

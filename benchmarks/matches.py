@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import ngrams
 from sparse_transformer import patterns
 from sparse_transformer.patterns import shorten
 
@@ -88,52 +89,53 @@ def describe(content: bytes) -> dict[str, Any]:
 def copy_rule(
   train: np.ndarray, scored: np.ndarray, length: int
 ) -> dict[str, float]:
-  """Scores the simplest model that copies the byte after the last match.
+  """Scores counts alone, and the simplest model that copies.
 
   If the window contains a match, the byte that followed it has a fixed
   probability: how often such bytes are right in the training split. Other bytes
-  share the rest, in proportion to their counts after the same two bytes in the
-  training split. Everything is counted once more than it occurs.
+  share the rest, in proportion to their probability by counts (see `ngrams`).
 
   Args:
     train, scored: the training split, and the split to score, uint8 [n].
     length: the number of bytes of a window. Windows are scored separately.
 
   Returns:
-    A dict of `bits`, in bits/byte; `found`, the fraction of bytes with a match
-    in their window; `far`, the fraction of those whose match is more than 128
-    bytes back; and `right`, the fraction of matches that are followed by the
-    byte to predict.
+    A dict of `counts` and `copies`, in bits/byte; `found`, the fraction of
+    bytes with a match in their window; `far`, the fraction of those whose match
+    is more than 128 bytes back; and `right`, the fraction of matches that are
+    followed by the byte to predict.
   """
-  counts_CV = np.ones((2**16, 256), np.float32)
   num_found = num_right = 0
   for symbols_BL in _windows(train, length):
-    np.add.at(counts_CV, (_pairs_before(symbols_BL), symbols_BL), 1)
     distance_BL, copied_BL = _copies(symbols_BL)
     num_found += np.count_nonzero(distance_BL)
     num_right += np.sum((distance_BL > 0) & (copied_BL == symbols_BL))
   p_right = (num_right + 1) / (num_found + 2)
-  totals_C = counts_CV.sum(1)
+  orders = ngrams.count(_windows(train, length))
 
-  bits, distances, is_right = [], [], []
+  counts, copies, distances, is_right = [], [], [], []
   for symbols_BL in _windows(scored, length):
     distance_BL, copied_BL = _copies(symbols_BL)
     is_right_BL = copied_BL == symbols_BL
-    pairs_BL = _pairs_before(symbols_BL)
-    counts_BL = counts_CV[pairs_BL, symbols_BL]
-    totals_BL = totals_C[pairs_BL]
-    others_BL = totals_BL - counts_CV[pairs_BL, copied_BL]
-    wrong_BL = (1 - p_right) * counts_BL / others_BL
+    p_BL = ngrams.probability(orders, symbols_BL, symbols_BL)
+    counts.append(-np.log2(p_BL).ravel())
+
+    others_BL = 1 - ngrams.probability(orders, symbols_BL, copied_BL)
+    others_BL = np.where(is_right_BL, 1, others_BL)  # not used there
+    wrong_BL = (1 - p_right) * p_BL / others_BL
     matched_BL = np.where(is_right_BL, p_right, wrong_BL)
-    p_BL = np.where(distance_BL > 0, matched_BL, counts_BL / totals_BL)
-    bits.append(-np.log2(p_BL).ravel())
+    p_BL = np.where(distance_BL > 0, matched_BL, p_BL)
+    copies.append(-np.log2(p_BL).ravel())
+
     distances.append(distance_BL.ravel())
     is_right.append(is_right_BL.ravel())
+
   distance = np.concatenate(distances)
   is_found = distance > 0
   right = np.concatenate(is_right) & is_found
   return dict(
-    bits=float(np.concatenate(bits).mean()),
+    counts=float(np.concatenate(counts).mean()),
+    copies=float(np.concatenate(copies).mean()),
     found=float(is_found.mean()),
     far=float((distance >= FAR[0]).sum() / max(1, is_found.sum())),
     right=float(right.sum() / max(1, is_found.sum())),
@@ -145,12 +147,6 @@ def _windows(symbols, length):
   end = len(symbols) // length * length
   parts = symbols[:end].reshape(-1, length), symbols[None, end:]
   return [part for part in parts if part.size]
-
-
-def _pairs_before(symbols_BL):
-  """Returns the two bytes before each byte as an integer; 0 before a window."""
-  padded = np.pad(symbols_BL.astype(np.int32), [(0, 0), (2, 0)])
-  return 256 * padded[:, :-2] + padded[:, 1:-1]
 
 
 def _copies(symbols_BL):

@@ -9,7 +9,7 @@ import pytest
 from helpers import networks
 from helpers.errors import refused
 
-from benchmarks import corpora, matches
+from benchmarks import corpora, matches, ngrams
 from sparse_transformer import data
 from sparse_transformer.model import transformer
 from sparse_transformer.patterns import Local
@@ -149,49 +149,90 @@ def test_shuffled_pieces_stay_in_their_split():
     assert sorted(found[part]) == sorted(texts[name])
 
 
+def plain_distribution(train, context):
+  """The distribution of `ngrams` after a context, [256].
+
+  Args:
+    train: windows, each a list of bytes.
+    context: the bytes before, at most `ngrams.MOST`; zeros before a window.
+  """
+  p = np.full(256, 1 / 256)
+  for length in range(len(context) + 1):
+    after = np.zeros(256)
+    for window in train:
+      padded = [0] * length + window
+      for t in range(len(window)):
+        if padded[t : t + length] == context[len(context) - length :]:
+          after[window[t]] += 1
+    if kinds := np.count_nonzero(after):
+      p = (after + kinds * p) / (after.sum() + kinds)
+  return p
+
+
+def test_counts_after_contexts_are_those_of_a_loop():
+  train_BL, scored_BL = texts(2, size=4, seed=1), texts(1, size=5, seed=2)
+  train_BL, scored_BL = train_BL[:, :50], scored_BL[:, :20]
+  orders = ngrams.count([train_BL[:1], train_BL[1:]], most=3)
+  given = [
+    ngrams.probability(orders, scored_BL, np.full_like(scored_BL, symbol))[0]
+    for symbol in range(256)
+  ]
+  np.testing.assert_allclose(np.sum(given, 0), 1)
+  for t, found in enumerate(np.transpose(given)):
+    context = ([0] * 3 + scored_BL[0].tolist())[t : t + 3]
+    expected = plain_distribution(train_BL.tolist(), context)
+    np.testing.assert_allclose(found, expected)
+
+
+def test_counts_after_seven_bytes_tell_contexts_apart():
+  """The first of seven bytes, the highest bits of an integer, decides."""
+  train = np.array([list(b"\xffabcdefX"), list(b"\xfeabcdefY")], np.uint8)
+  orders = ngrams.count([np.tile(train, 50)])
+  p_X = ngrams.probability(orders, train, np.full_like(train, ord("X")))[:, 7]
+  assert p_X[0] > 0.9 and p_X[1] < 0.1
+
+
 def plain_copy_rule(train, scored, length):
   """The rule of `copy_rule`, one byte after the other."""
 
-  def contexts(symbols):
-    for t in range(len(symbols)):
-      start = t // length * length
-      window = symbols[start : start + length]
-      (match,) = plain_match(window, matches.ORDER)[[t - start]]
-      before = (0, 0, *window[: t - start])[-2:]
-      copied = None if match < 0 else window[match]
-      distance = None if match < 0 else t - start - match
-      yield symbols[t], before, copied, distance
+  def windows(symbols):
+    parts = range(0, len(symbols), length)
+    return [symbols[start : start + length] for start in parts]
 
-  counts = {}
-  hits = []
-  for symbol, before, copied, _ in contexts(train):
-    counts.setdefault(before, np.ones(256))[symbol] += 1
-    if copied is not None:
-      hits.append(copied == symbol)
+  def contexts(symbols):
+    for window in windows(symbols):
+      for t, match in enumerate(plain_match(window, matches.ORDER)):
+        zeros = [0] * ngrams.MOST
+        before = (zeros + window[:t].tolist())[-ngrams.MOST :]
+        copied = None if match < 0 else window[match]
+        yield window[t], before, copied, t - match
+
+  known = [window.tolist() for window in windows(train)]
+  pairs = [(symbol, copied) for symbol, _, copied, _ in contexts(train)]
+  hits = [x == copied for x, copied in pairs if copied is not None]
   p_right = (sum(hits) + 1) / (len(hits) + 2)
 
-  bits, found, far, right = [], [], [], []
+  counts, copies, found, far, right = [], [], [], [], []
   for symbol, before, copied, distance in contexts(scored):
-    p = counts.get(before, np.ones(256)).copy()
+    p = plain_distribution(known, before)
+    counts.append(-np.log2(p[symbol]))
     found.append(copied is not None)
-    if copied is None:
-      p /= p.sum()
-    else:
+    if copied is not None:
       p[copied] = 0
       p *= (1 - p_right) / p.sum()
       p[copied] = p_right
       far.append(distance > 128)
       right.append(copied == symbol)
-    bits.append(-np.log2(p[symbol]))
-  fields = dict(bits=bits, found=found, far=far, right=right)
+    copies.append(-np.log2(p[symbol]))
+  fields = dict(counts=counts, copies=copies, found=found, far=far, right=right)
   return {name: np.mean(values) for name, values in fields.items()}
 
 
 def test_copy_rule_is_that_of_a_loop():
-  train, scored = (np.tile(texts(size=30, seed=x)[0], 4) for x in (0, 1))
+  train, scored = (np.tile(texts(size=30, seed=x)[0], 3) for x in (0, 1))
   scored[400:420] = 7
   expected = plain_copy_rule(train, scored, 450)
   found = matches.copy_rule(train, scored, 450)
-  assert found == pytest.approx(expected, rel=1e-5)
+  assert found == pytest.approx(expected, rel=1e-9)
   assert 0.1 < found["far"] and 0.3 < found["found"] < 0.9
   assert found["right"] < 1

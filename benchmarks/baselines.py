@@ -48,6 +48,9 @@ OPTIONAL = {"pyppmd": "1.3.1", "imagecodecs": "2026.10.10", "av": "18.1.0"}
 BEST = 9 | lzma.PRESET_EXTREME
 # The settings that the manual of LZMA recommends for text.
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=BEST, lc=4, pb=0)
+# Lengths of the longest contexts.
+COUNTS = {"counts after a byte": 1, "counts after up to 7 bytes": ngrams.MOST}
+COPIES = "copy of the last match, else counts after up to 7 bytes"
 MEMORY = 2**28  # bytes; if they were full, PPMd would discard its model
 
 
@@ -132,7 +135,7 @@ def score(source: data.Source) -> dict[str, Any]:
     has_ppmd = optional("pyppmd") is not None
     rows = compress(splits, has_ppmd)
     rows += compress_windows(splits, source.length, has_ppmd)
-    rows += counts_and_copies(splits, source.length)
+    rows += count_bytes(splits, source.length)
   symbols = {x: splits[x].size for x in data.SPLITS}
   return dict(unit=source.unit, symbols=symbols, rows=rows)
 
@@ -230,26 +233,28 @@ def compress_windows(
   return rows
 
 
-def counts_and_copies(splits: Splits, length: int) -> list[dict[str, Any]]:
-  """Scores `matches.copy_rule`, and counts matches in the validation split."""
-  train = np.frombuffer(splits["train"].tobytes(), np.uint8)
-  found = {}
-  for split in linear.SCORED:
-    scored = np.frombuffer(splits[split].tobytes(), np.uint8)
-    found[split] = matches.copy_rule(train, scored, length)
-
-  counts = f"counts after up to {ngrams.MOST} bytes"
-  shares = {x: found["validation"][x] for x in ("found", "far", "right")}
-  by_counts, by_copies = (
-    {split: bits[name] for split, bits in found.items()}
-    for name in ("counts", "copies")
+def count_bytes(splits: Splits, length: int) -> list[dict[str, Any]]:
+  """Scores counts of the training split, alone and with copies."""
+  train, validation, test = (
+    np.frombuffer(splits[x].tobytes(), np.uint8) for x in data.SPLITS
   )
-  sees_counts = dict(model=counts, sees=f"{ngrams.MOST} bytes")
-  sees_window = dict(model=f"copies, else {counts}", sees="its window")
-  return [
-    sees_counts | by_counts,
-    sees_window | by_copies | dict(matches=shares),
-  ]
+  scored = dict(validation=validation, test=test)
+  orders = ngrams.count(ngrams.windows_of(train, length))
+  rows = []
+  for model, most in COUNTS.items():
+    bits = {
+      split: ngrams.bits(orders[: most + 1], ngrams.windows_of(x, length))
+      for split, x in scored.items()
+    }
+    sees = model.removeprefix("counts after ")
+    rows.append(dict(model=model, sees=sees) | bits)
+
+  found = {x: matches.copy_rule(train, scored[x], length) for x in scored}
+  bits = {split: x["bits"] for split, x in found.items()}
+  shares = {x: found["validation"][x] for x in ("found", "far", "right")}
+  rows.append(dict(model=COPIES, sees="its window") | bits)
+  rows[-1]["matches"] = shares  # in the validation split
+  return rows
 
 
 if __name__ == "__main__":

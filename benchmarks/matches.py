@@ -2,9 +2,8 @@
 
 For each byte of a sequence, `last_match` finds the byte that followed the last
 occurrence of the bytes before it. `describe` counts how often this byte is far
-away. `LastMatch` is a pattern that shows this byte to a network. No learned
-choice of keys can know more about a copy, so the gain of this pattern is an
-upper bound for the gain of learned choices.
+away. `LastMatch` is a pattern that shows this byte to a network, so its gain is
+what a learned choice of one key could gain from copying the last match.
 
 Axes: B sequences, L bytes in each.
 """
@@ -89,7 +88,7 @@ def describe(content: bytes) -> dict[str, Any]:
 def copy_rule(
   train: np.ndarray, scored: np.ndarray, length: int
 ) -> dict[str, float]:
-  """Scores counts alone, and the simplest model that copies.
+  """Scores the simplest model that copies the byte after the last match.
 
   If the window contains a match, the byte that followed it has a fixed
   probability: how often such bytes are right in the training split. Other bytes
@@ -100,33 +99,31 @@ def copy_rule(
     length: the number of bytes of a window. Windows are scored separately.
 
   Returns:
-    A dict of `counts` and `copies`, in bits/byte; `found`, the fraction of
-    bytes with a match in their window; `far`, the fraction of those whose match
-    is more than 128 bytes back; and `right`, the fraction of matches that are
-    followed by the byte to predict.
+    A dict of `bits`, in bits/byte; `found`, the fraction of bytes with a match
+    in their window; `far`, the fraction of those whose match is more than 128
+    bytes back; and `right`, the fraction of matches that are followed by the
+    byte to predict.
   """
+  known = ngrams.windows_of(train, length)
   num_found = num_right = 0
-  for symbols_BL in _windows(train, length):
+  for symbols_BL in known:
     distance_BL, copied_BL = _copies(symbols_BL)
     num_found += np.count_nonzero(distance_BL)
     num_right += np.sum((distance_BL > 0) & (copied_BL == symbols_BL))
   p_right = (num_right + 1) / (num_found + 2)
-  orders = ngrams.count(_windows(train, length))
+  orders = ngrams.count(known)
 
-  counts, copies, distances, is_right = [], [], [], []
-  for symbols_BL in _windows(scored, length):
+  bits, distances, is_right = [], [], []
+  for symbols_BL in ngrams.windows_of(scored, length):
     distance_BL, copied_BL = _copies(symbols_BL)
     is_right_BL = copied_BL == symbols_BL
     p_BL = ngrams.probability(orders, symbols_BL, symbols_BL)
-    counts.append(-np.log2(p_BL).ravel())
-
     others_BL = 1 - ngrams.probability(orders, symbols_BL, copied_BL)
     others_BL = np.where(is_right_BL, 1, others_BL)  # not used there
     wrong_BL = (1 - p_right) * p_BL / others_BL
     matched_BL = np.where(is_right_BL, p_right, wrong_BL)
     p_BL = np.where(distance_BL > 0, matched_BL, p_BL)
-    copies.append(-np.log2(p_BL).ravel())
-
+    bits.append(-np.log2(p_BL).ravel())
     distances.append(distance_BL.ravel())
     is_right.append(is_right_BL.ravel())
 
@@ -134,19 +131,11 @@ def copy_rule(
   is_found = distance > 0
   right = np.concatenate(is_right) & is_found
   return dict(
-    counts=float(np.concatenate(counts).mean()),
-    copies=float(np.concatenate(copies).mean()),
+    bits=float(np.concatenate(bits).mean()),
     found=float(is_found.mean()),
     far=float((distance >= FAR[0]).sum() / max(1, is_found.sum())),
     right=float(right.sum() / max(1, is_found.sum())),
   )
-
-
-def _windows(symbols, length):
-  """Returns all whole windows of a split, and what remains as a shorter one."""
-  end = len(symbols) // length * length
-  parts = symbols[:end].reshape(-1, length), symbols[None, end:]
-  return [part for part in parts if part.size]
 
 
 def _copies(symbols_BL):

@@ -84,6 +84,24 @@ def probability(
   return p_BL
 
 
+def bits(orders: Sequence[Order], windows: Sequence[np.ndarray]) -> float:
+  """Returns the mean bits of the bytes of windows, arrays uint8 [B, L]."""
+  found = [-np.log2(probability(orders, x, x)).ravel() for x in windows]
+  return float(np.concatenate(found).mean())
+
+
+def windows_of(symbols: np.ndarray, length: int) -> list[np.ndarray]:
+  """Returns all whole windows of a split, and what remains as a shorter one.
+
+  Args:
+    symbols: the bytes of a split, uint8 [n].
+    length: the number of bytes of a window.
+  """
+  end = len(symbols) // length * length
+  parts = symbols[:end].reshape(-1, length), symbols[None, end:]
+  return [part for part in parts if part.size]
+
+
 def contexts(window_BL: np.ndarray, length: int) -> np.ndarray:
   """Returns the last `length` bytes before each byte as integers, uint64."""
   padded_BL = np.pad(window_BL.astype(np.uint64), [(0, 0), (length, 0)])

@@ -101,6 +101,11 @@ def test_compressors_are_given_the_training_split(tmp_path, capsys):
     if not (lacks and "PPMd" in name):
       assert rows[f"`{name}`, window alone"]["test"] > 4.9, name
 
+  # Two bytes are enough to know the place in the text, and what follows.
+  assert rows["counts after a byte"]["test"] > 4
+  assert rows["counts after up to 7 bytes"]["test"] < 1
+  assert rows[baselines.COPIES]["matches"]["found"] < 0.01
+
 
 def colors(number, seed=0):
   """Smooth images of 6 x 5 pixels with three channels of 16 levels."""

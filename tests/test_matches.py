@@ -182,6 +182,10 @@ def test_counts_after_contexts_are_those_of_a_loop():
     context = ([0] * 3 + scored_BL[0].tolist())[t : t + 3]
     expected = plain_distribution(train_BL.tolist(), context)
     np.testing.assert_allclose(found, expected)
+  at = np.arange(scored_BL.size)
+  mean = np.mean(-np.log2(np.array(given)[scored_BL[0], at]))
+  windows = ngrams.windows_of(scored_BL[0], 20)
+  assert ngrams.bits(orders, windows) == pytest.approx(mean)
 
 
 def test_counts_after_seven_bytes_tell_contexts_apart():
@@ -212,10 +216,9 @@ def plain_copy_rule(train, scored, length):
   hits = [x == copied for x, copied in pairs if copied is not None]
   p_right = (sum(hits) + 1) / (len(hits) + 2)
 
-  counts, copies, found, far, right = [], [], [], [], []
+  bits, found, far, right = [], [], [], []
   for symbol, before, copied, distance in contexts(scored):
     p = plain_distribution(known, before)
-    counts.append(-np.log2(p[symbol]))
     found.append(copied is not None)
     if copied is not None:
       p[copied] = 0
@@ -223,8 +226,8 @@ def plain_copy_rule(train, scored, length):
       p[copied] = p_right
       far.append(distance > 128)
       right.append(copied == symbol)
-    copies.append(-np.log2(p[symbol]))
-  fields = dict(counts=counts, copies=copies, found=found, far=far, right=right)
+    bits.append(-np.log2(p[symbol]))
+  fields = dict(bits=bits, found=found, far=far, right=right)
   return {name: np.mean(values) for name, values in fields.items()}
 
 

@@ -47,6 +47,9 @@ class Experiment:
   config: schema.Config
   devices: tuple[jax.Device, ...] | None = None
   shared: data.Source | None = None
+  _traces: dict[Any, Any] = dataclasses.field(
+    default_factory=dict, init=False, repr=False
+  )
   _programs: dict[Any, Any] = dataclasses.field(
     default_factory=dict, init=False, repr=False
   )
@@ -191,6 +194,25 @@ class Experiment:
       out_shardings=(self._shardings, everywhere),
     )
 
+  def trace_step(self, remat: str, dtype: Any = None) -> Any:
+    """Traces `update`, which takes about a second.
+
+    Args:
+      remat: what the backward pass recomputes, an item of `schema.REMATS`.
+      dtype: the dtype of batches; by default, that of `batch_like`.
+
+    Returns:
+      A `jax.stages.Traced`, which `compile_step` compiles.
+    """
+    key = remat, dtype
+    if key not in self._traces:
+      inputs = self.like, self.batch_like(dtype), schedule(self.config)
+      update = self.with_remat(remat).update
+      with jax.set_mesh(self.mesh):
+        self._traces[key] = update.trace(*inputs)
+
+    return self._traces[key]
+
   def compile_step(self, remat: str, dtype: Any = None) -> Any:
     """Compiles `update`, which may take minutes.
 
@@ -198,18 +220,16 @@ class Experiment:
     arguments.
 
     Args:
-      remat: what the backward pass recomputes, an item of `schema.REMATS`.
-      dtype: the dtype of batches; by default, that of `batch_like`.
+      remat, dtype: as in `trace_step`.
 
     Returns:
       The compiled program, which is called like `update`.
     """
     key = remat, dtype
     if key not in self._programs:
-      inputs = self.like, self.batch_like(dtype), schedule(self.config)
-      update = self.with_remat(remat).update
+      traced = self.trace_step(remat, dtype)
       with jax.set_mesh(self.mesh):
-        self._programs[key] = update.lower(*inputs).compile()
+        self._programs[key] = traced.lower().compile()
 
     return self._programs[key]
 

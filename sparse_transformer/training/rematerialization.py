@@ -2,7 +2,9 @@
 
 If the backward pass recomputes less, a step is faster but needs more memory.
 The amount of memory is known only after compilation. Therefore programs are
-compiled in the order of `schema.REMATS` until one fits.
+compiled in the order of `schema.REMATS` until one fits. A program is not even
+compiled if the arrays that its layers store, which are known before, do not
+fit.
 """
 
 import functools
@@ -65,12 +67,18 @@ def choose(
   needs = []
   for remat in remats:
     is_last = remat == remats[-1]
+    room = SHARE * ((free or 0) - state)
+    least = 0 if is_last else stored(experiment, remat, dtype)
+    if any(processes.gather(least > room)):
+      needs.append(f"{remat} needs at least {tables.size(least)}")
+      continue
+
     program = processes.together(
       functools.partial(_compile, experiment, remat, dtype, is_last)
     )
     size = needed(program) if program else None
     needs.append(f"{remat} needs {tables.size(size) if size else 'too much'}")
-    fits = size is not None and size <= SHARE * ((free or 0) - state)
+    fits = size is not None and size <= room
     if is_last or all(processes.gather(fits)):
       break
 
@@ -81,6 +89,26 @@ def choose(
     if free is not None:
       why += f"; {tables.size(free - state)} is free"
   return Step(program, remat, why)
+
+
+def stored(experiment: Experiment, remat: str, dtype: Any = None) -> int:
+  """Returns bytes on a device that a step needs at least, without compiling it.
+
+  They are the results of its largest loop over layers: the arrays that the
+  layers store for the backward pass, or their gradients.
+
+  Args:
+    experiment: the experiment of a run.
+    remat, dtype: as in `Experiment.trace_step`.
+  """
+  traced = experiment.trace_step(remat, dtype)
+  sizes = [
+    sum(result.aval.size * result.aval.dtype.itemsize for result in x.outvars)
+    for x in traced.jaxpr.eqns
+    if x.primitive.name == "scan"
+  ]
+  # The shapes are those of all devices together.
+  return max(sizes, default=0) // experiment.mesh.size
 
 
 def needed(program: Any) -> int | None:

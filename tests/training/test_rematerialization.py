@@ -36,6 +36,7 @@ def compiled(monkeypatch):
     return SimpleNamespace(memory_analysis=lambda: memory)
 
   monkeypatch.setattr(Experiment, "compile_step", compile_step)
+  monkeypatch.setattr(rematerialization, "stored", lambda *args: 0)
   return found
 
 
@@ -71,6 +72,34 @@ def test_first_program_that_fits_is_chosen(
   for remat in expected:
     assert f"{remat} needs {NEEDS[remat]}.00 GiB" in chosen.why
   assert chosen.why.endswith(f"{free}.00 GiB is free") or free is None
+
+
+@pytest.mark.parametrize("free, expected", [(49, 1), (51, 0)])
+def test_program_whose_stored_arrays_do_not_fit_is_not_compiled(
+  free, expected, compiled, monkeypatch
+):
+  stored = {"none": 40 * GIB, "block_but_attention": 4 * GIB}
+  monkeypatch.setattr(
+    rematerialization, "stored", lambda experiment, remat, dtype: stored[remat]
+  )
+  chosen = choose(monkeypatch, free)
+  assert compiled == [*NEEDS][expected:2]
+  assert ("none needs at least 40.00 GiB, block" in chosen.why) == expected
+
+
+@pytest.mark.parametrize("num_devices", [1, 4])
+def test_stored_arrays_are_less_than_what_a_program_needs(num_devices):
+  fields = {"model.num_layers": 8, "train.batch_size": 8}
+  experiment = Experiment(runs.tiny(**fields), jax.devices()[:num_devices])
+  sizes = []
+  for remat in NEEDS:
+    sizes.append(rematerialization.stored(experiment, remat))
+    program = experiment.compile_step(remat)
+    assert sizes[-1] < rematerialization.needed(program)
+  # They are most of it if nothing is recomputed.
+  program = experiment.compile_step("none")
+  assert sizes[0] > rematerialization.needed(program) / 2
+  assert sizes == sorted(sizes, reverse=True)
 
 
 def test_state_that_is_not_there_yet_takes_memory(compiled, monkeypatch):

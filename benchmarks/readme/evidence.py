@@ -18,6 +18,7 @@ from benchmarks import record
 from benchmarks.readme import receptive
 from sparse_transformer import patterns, tables
 
+COUNTS = "counts after up to 7 bytes"
 LARGE, NEARBY = "cifar10_large", "32 nearby bytes in each layer"
 # By record of a run: its data, its pattern, and rows of the record of baselines
 # of the same data.
@@ -32,7 +33,7 @@ TRAINED = {
   "text_medium": (
     "6 MB of Wikipedia",
     "a window of 128 bytes",
-    ("bytes", "`PPMd -o16`", "`PPMd -o6`"),
+    ("bytes", "`PPMd -o16`", "`PPMd -o6`", COUNTS),
   ),
 }
 SPLITS = "test", "validation"
@@ -68,16 +69,18 @@ FAR_KEYS, REPEATED = "far_keys", "far_keys_repeated"
 PALESTRINA = "match_palestrina"
 ONE_HEAD = "(Local(128), Local(128), Local(128), {}),"
 LEARNED = " with model.positions=learned"  # else they are rotary
-# Compressors beside them.
-COPY_RULE = "copy of the last match, else counts after two bytes"
+# Counts and compressors beside them.
+COPY_RULE = f"copy of the last match, else {COUNTS}"
 WITHOUT = (
   "`PPMd -o16`",
   "`xz -9e`",
   "`PPMd -o6`, window alone",
   "`PPMd -o16`, window alone",
+  "counts after a byte",
+  COUNTS,
   COPY_RULE,
 )
-EARLY = (250,)  # steps at which curves are shown
+EARLY = 250  # step at which the curves of far keys are shown
 # By orders of digits: choices in which the network is given the order, or not.
 ORDERS = {
   "4: turned": ("('rotation',)", "() with data.name=digits_rotated"),
@@ -95,7 +98,9 @@ PUBLISHED = {
 }
 
 
-def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
+def interval(
+  values: Sequence[float], than: Sequence[float] = (), *, digits: int = 3
+) -> str:
   """The mean of some values, or the difference of two means, with its error.
 
   One or two values are listed: they say little about their error.
@@ -104,13 +109,14 @@ def interval(values: Sequence[float], than: Sequence[float] = ()) -> str:
   ('1.000 ± 0.248', '+1.000 ± 0.304')
   """
   if len(values) < 3 and not than:
-    return ", ".join(f"{x:.3f}" for x in values)
+    return ", ".join(f"{x:.{digits}f}" for x in values)
   if than:
     test, sign = scipy.stats.ttest_ind(values, than, equal_var=False), "+"
   else:
     test, sign = scipy.stats.ttest_1samp(values, 0), ""
   low, high = test.confidence_interval()
-  return f"{(low + high) / 2:{sign}.3f} ± {(high - low) / 2:.3f}"
+  mean, error = (low + high) / 2, (high - low) / 2
+  return f"{mean:{sign}.{digits}f} ± {error:.{digits}f}"
 
 
 def gap(own: Sequence[float], base: Sequence[float]) -> str:
@@ -154,21 +160,21 @@ def repeated() -> Iterator[str]:
   yield records(name)
 
 
-def _early(found, steps):
-  """{choice: mean bits of validation at some steps of its runs}."""
-  bits: dict[str, list[list[float]]] = {}
+def _early(found, step):
+  """{choice: bits of validation at a step, of each of its runs}."""
+  bits: dict[str, list[float]] = {}
   for run in found["runs"]:
     curve = run["curve"]
     at = dict(zip(curve["steps"], curve["bits_per_dim"], strict=True))
-    bits.setdefault(run["choice"], []).append([at[step] for step in steps])
-  return {choice: np.mean(of_runs, 0) for choice, of_runs in bits.items()}
+    bits.setdefault(run["choice"], []).append(at[step])
+  return bits
 
 
 def far_keys() -> Iterator[str]:
   """Keys that follow the last match, and other far keys, on text."""
   titles = "positions", "in one head of four", "keys", "receptive field"
-  titles += *(f"{step:,} steps" for step in EARLY), "600 steps"
-  rows = [(*titles, f"minus `{WINDOWS}`")]
+  titles += f"{EARLY} steps", "600 steps", f"minus `{WINDOWS}`"
+  rows = [titles]
   found = record.read(FAR_KEYS)
   for suffix, positions in (("", "rotary"), (LEARNED, "learned")):
     base = values(FAR_KEYS, WINDOWS + suffix)
@@ -192,6 +198,11 @@ def far_keys() -> Iterator[str]:
     ONE_HEAD.format(exact),
     WINDOWS,
   )
+  yield _differences(
+    "Near matches alone minus windows, rotary positions",
+    ONE_HEAD.format(near),
+    WINDOWS,
+  )
   yield records(FAR_KEYS, REPEATED)
 
 
@@ -205,8 +216,8 @@ def _far_row(found, row):
     near = re.sub(r"LastMatch\(1, most=(\d+)\)", r"Local(\1)", choice)
     layers = receptive.layers_of(config, near)
     seen = receptive.count(layers, config["data"]["length"])
-  curve = (f"{bits:.2f}" for bits in _early(found, EARLY)[choice])
-  return _one_head(choice), f"{row['keys']:,.0f}", f"{seen:,}", *curve
+  early = interval(_early(found, EARLY)[choice], digits=2)
+  return _one_head(choice), f"{row['keys']:,.0f}", f"{seen:,}", early
 
 
 def _differences(about, choice, base):
@@ -259,15 +270,28 @@ def found_matches() -> str:
 
 
 def without_networks() -> Iterator[str]:
-  """What compressors and a rule that copies score on the texts with copies."""
+  """What counts, copies and compressors score on the texts with copies."""
   names = "baselines_copyright", "baselines_palestrina"
-  rows = [("model", "sees", "copyright files", "Palestrina's masses")]
+  titles = "model", "sees", "copyright files", "test", "Palestrina's masses"
+  rows = [(*titles, "test")]
   known = [rows_of(name) for name in names]
   for model in WITHOUT:
-    bits = (f"{of[model]['validation']:.3f}" for of in known)
+    bits = [f"{of[model][x]:.3f}" for of in known for x in SPLITS[::-1]]
     rows.append((model, known[0][model]["sees"], *bits))
+  # Only the best pattern of a comparison was scored on the test split.
+  copyright_bits, palestrina_bits = map(_best, (FAR_KEYS, PALESTRINA))
+  rows.append((*copyright_bits[:1], "", *copyright_bits[1:], "", ""))
+  rows.append((*palestrina_bits[:1], "", "", "", *palestrina_bits[1:]))
   yield tables.markdown(rows)
-  yield records(*names)
+  yield records(*names, FAR_KEYS, PALESTRINA)
+
+
+def _best(name):
+  """The best pattern of a comparison, its bits of validation and of test."""
+  (best, *_) = record.read(name)["rows"]
+  test = f"{best['test']['mean']:.3f} ± {best['test']['error']:.3f}"
+  pattern = f"network with {_one_head(best['choice'])}"
+  return pattern, interval(best["values"]), test
 
 
 def columns() -> Iterator[str]:
@@ -314,7 +338,7 @@ def longer() -> Iterator[str]:
   """How patterns rank early and late in training."""
   name, steps = "cifar10_longer", (500, 2000, 6000)
   found = record.read(name)
-  early = _early(found, steps)
+  early = [_early(found, step) for step in steps]
   seen = receptive.fields(found, ABOVE_BACK)
   titles = "pattern", "keys", "receptive field", SEES_ABOVE
   titles += *(f"{x:,}" for x in steps), "6,000, all images"
@@ -323,10 +347,10 @@ def longer() -> Iterator[str]:
   base = scores[_pattern(ABOVE)]
   for row in found["rows"]:
     own = row["values"]
-    means = (f"{x:.2f}" for x in early[row["choice"]])
+    curve = [interval(x[row["choice"]], digits=2) for x in early]
     difference = _minus(own, base)
     shown = f"`{_shown(row['choice'])}`"
-    cells = shown, f"{row['keys']:.1f}", *seen[row["choice"]], *means
+    cells = shown, f"{row['keys']:.1f}", *seen[row["choice"]], *curve
     rows.append((*cells, interval(own), difference))
   yield tables.markdown(rows)
   difference = gap(scores[_pattern(AROUND_ABOVE)], scores[_pattern(COLUMN)])

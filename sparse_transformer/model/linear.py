@@ -72,7 +72,11 @@ def _multiply_backward(saved, dy_BLF):
   num_halves = math.gcd(x_BLD.size // width, 2)
   x_HPD = x_BLD.reshape(num_halves, -1, width)
   dy_HPF = dy_BLF.reshape(num_halves, -1, inner)
-  dkernel_DF = jnp.einsum("hpd,hpf->hdf", x_HPD, dy_HPF).sum(0)
+  # XLA is up to twice as fast if the result has more columns than rows.
+  if width > inner:
+    dkernel_DF = jnp.einsum("hpf,hpd->hfd", dy_HPF, x_HPD).sum(0).T
+  else:
+    dkernel_DF = jnp.einsum("hpd,hpf->hdf", x_HPD, dy_HPF).sum(0)
   return jnp.matmul(dy_BLF, kernel_DF.T), dkernel_DF
 
 

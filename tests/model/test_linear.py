@@ -9,11 +9,12 @@ from sparse_transformer.model import linear
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 6), (3, 5), (4, 16)])
-def test_product_on_cpus_equals_numpy_in_values_and_gradients(shape):
+@pytest.mark.parametrize("inner", [3, 8, 12])
+def test_product_on_cpus_equals_numpy_in_values_and_gradients(shape, inner):
   rng = np.random.default_rng(0)
   x_BLD = rng.normal(size=(*shape, 8))
-  kernel_DF = rng.normal(size=(8, 12))
-  dy_BLF = rng.normal(size=(*shape, 12))
+  kernel_DF = rng.normal(size=(8, inner))
+  dy_BLF = rng.normal(size=(*shape, inner))
 
   def run(x_BLD, kernel_DF, dy_BLF):
     y_BLF, pullback = jax.vjp(linear.multiply_on_cpu, x_BLD, kernel_DF)
@@ -29,11 +30,12 @@ def test_product_on_cpus_equals_numpy_in_values_and_gradients(shape):
   np.testing.assert_allclose(dkernel, expected, **close)
 
 
-def test_gradient_of_a_kernel_on_cpus_copies_no_operand():
+@pytest.mark.parametrize("width, inner", [(64, 128), (128, 64)])
+def test_gradient_of_a_kernel_on_cpus_copies_no_operand(width, inner):
   def run(x_BLD, kernel_DF):
     return jnp.sum(linear.multiply_on_cpu(x_BLD, kernel_DF) ** 2)
 
-  x_BLD, kernel_DF = jnp.zeros((4, 512, 64)), jnp.zeros((64, 128))
+  x_BLD, kernel_DF = jnp.zeros((4, 512, width)), jnp.zeros((width, inner))
   program = jax.jit(jax.grad(run, 1)).lower(x_BLD, kernel_DF).compile()
 
   # The operands of the plain gradient, as XLA copies them for its product.

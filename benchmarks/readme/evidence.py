@@ -11,7 +11,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import scipy.stats
 
 from benchmarks import record
@@ -46,22 +45,34 @@ MEMORY = "end_to_end_memory"  # of compiled steps
 DENSE_LAYERS_WINDOW = "Local(128)"
 DIGITS_ABOVE_BACK = 8
 DIGITS_ONE_KEY = "Local(2) | (Strided(8, 1) & Local(8)) with model.num_layers=2"
-# By record: its setting, the column of the target, the paper's, and the window
-# beside them, if there is one.
-COLUMNS = {
-  "cifar10_keys": ("2 layers, 400 steps", COLUMN, PAPERS, "Local(36)"),
+# By record: its setting, the window beside the columns, if there is one, and
+# pairs of the target's column and the paper's, with what tells them apart.
+COLUMNS: dict[str, tuple[str, str, dict[str, tuple[str, str]]]] = {
+  "cifar10_keys": (
+    "2 layers, 400 steps",
+    "Local(36)",
+    {"": (COLUMN, PAPERS)},
+  ),
   "cifar10_keys_repeated": (
     "2 layers, 400 steps, three other seeds",
-    COLUMN,
-    PAPERS,
     "Local(36)",
+    {"": (COLUMN, PAPERS)},
   ),
-  "cifar10_deep": ("4 layers, 300 steps", COLUMN, PAPERS, "Local(36)"),
+  "cifar10_deep": (
+    "4 layers, 300 steps",
+    "Local(36)",
+    {"": (COLUMN, PAPERS)},
+  ),
   "cifar10_reach": (
-    "4 layers, 300 steps, a longer window",
-    "Local(32) | Strided(96, 1)",
-    "Local(32) | Strided(96)",
+    "4 layers, 300 steps, longer windows",
     "",
+    {
+      f", of {size}": (
+        f"Local({size}) | Strided(96, 1)",
+        f"Local({size}) | Strided(96)",
+      )
+      for size in (36, 96)
+    },
   ),
 }
 # Comparisons on copyright files, with seeds 0 to 2 and with three other seeds.
@@ -299,7 +310,7 @@ def columns() -> Iterator[str]:
   titles = "network, budget", "pattern", "keys", "receptive field"
   rows = [(*titles, SEES_ABOVE, "bits/dim", "minus the window")]
   differences = []
-  for name, (about, target, papers, window) in COLUMNS.items():
+  for name, (about, window, pairs) in COLUMNS.items():
     found = record.read(name)
     seen = receptive.fields(found, ABOVE_BACK)
     base = values(name, window) if window else []
@@ -310,8 +321,9 @@ def columns() -> Iterator[str]:
       difference = _minus(own, base)
       rows.append((first, *cells, *seen[choice], interval(own), difference))
       first = ""
-    found_gap = gap(values(name, papers), values(name, target))
-    differences.append(f"{found_gap} ({about})")
+    for which, (target, papers) in pairs.items():
+      found_gap = gap(values(name, papers), values(name, target))
+      differences.append(f"{found_gap} ({about}{which})")
   yield tables.markdown(rows)
   text = f"The paper's column minus the target's: {'; '.join(differences)}."
   yield textwrap.fill(text, 100) + "\n"
@@ -364,36 +376,31 @@ def _shown(choice):
 
 
 def end_to_end() -> Iterator[str]:
-  """A step and the bits at equal time, dense and sparse, at two lengths."""
-  names = "end_to_end", "end_to_end_window"
+  """A step and the bits at equal time, dense and sparse, at three lengths."""
+  name = "end_to_end"
+  found = record.read(name)
   memory = {
     (x["pattern"], x["length"]): x["bytes"]["total"]
     for x in record.read(MEMORY)["rows"]
   }
-  titles = "n", "pattern", "keys", "CPU ms a step", "MiB a step", "rate"
-  rows = [(*titles, "steps", "bits/byte", "minus dense")]
-  for length in (3072, 12288):
-    ours = [
-      (row, found)
-      for found in map(record.read, names)
-      for row in found["rows"]
-      if f"length={length}" in row["choice"]
-    ]
-    (dense,) = (x["values"] for x, _ in ours if x["choice"].startswith("dense"))
-    for row, found in sorted(ours, key=lambda x: np.mean(x[0]["values"])):
+  titles = "n", "pattern", "keys", "receptive field", "CPU ms a step"
+  titles += "MiB a step", "rate", "steps", "bits/byte", "minus dense"
+  rows = [titles]
+  for length in (768, 3072, 12288):
+    # The best of a length is first.
+    ours = [x for x in found["rows"] if f"length={length} " in x["choice"]]
+    (dense,) = (x["values"] for x in ours if x["choice"].startswith("dense"))
+    for row in ours:
       choice, own = row["choice"], row["values"]
       pattern = choice.split(" with ")[0]
       step = 1000 * row["processor_seconds"] / row["steps"]
       cells = f"{length:,}", f"`{pattern}`", f"{row['keys']:,.0f}"
-      cells += f"{step:,.0f}", f"{memory[pattern, length] / 2**20:.0f}"
-      rate = str(found["about"]["config"]["optimizer"]["learning_rate"])
-      if found["tuning"]:
-        rate = found["tuning"]["best"][choice]
-      difference = _minus(own, dense)
-      steps = f"{row['steps']:,.0f}"
-      rows.append((*cells, rate, steps, interval(own), difference))
+      cells += f"{row['receptive_field']:,}", f"{step:,.0f}"
+      cells += (f"{memory[pattern, length] / 2**20:.0f}",)
+      cells += found["tuning"]["best"][choice], f"{row['steps']:,.0f}"
+      rows.append((*cells, interval(own), _minus(own, dense)))
   yield tables.markdown(rows)
-  yield records(*names, MEMORY)
+  yield records(name, MEMORY)
 
 
 def dense_layers() -> Iterator[str]:
@@ -508,7 +515,8 @@ def trained() -> str:
 def _time(run):
   """How long a run trained; on CPUs, the sum over all cores."""
   if "cores of" in run["machine"]:
-    return f"{max(1, round(run['processor_seconds'] / 60)):,} CPU minutes"
+    minutes = max(1, round(run["processor_seconds"] / 60))
+    return f"{minutes:,} CPU minute{'s' * (minutes > 1)}"
   return f"{run['seconds'] / 60:.0f} minutes"
 
 

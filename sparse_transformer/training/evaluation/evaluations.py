@@ -141,7 +141,7 @@ class Score:
     }
 
   def sentence(self) -> str:
-    """Returns "test, step 700: 1.911 ± 0.017 bits/dim, 200 images" and similar.
+    """Returns "test, step 700: 1.884 ± 0.017 bits/dim, 200 images" and similar.
 
     The number after ± is the standard error with two digits.
     """

@@ -43,13 +43,16 @@ class TileLoop(abc.ABC):
   Arguments named `arrays` are pytrees of arrays, and methods that take them
   return the same structure.
 
-  Attributes: num: number of groups. single: whether every group has only one
-    step, with index j = i. The inner loop and the running softmax are then
-    omitted. dbias: the initial gradient of the bias, zeros; () if there is no
-    bias. skips: whether to skip steps that have no pairs within segments.
+  Attributes: num: number of groups. pattern: the pattern, whose `mask` is
+    applied to the positions of queries and keys. single: whether every group
+    has only one step, with index j = i. The inner loop and the running softmax
+    are then omitted. dbias: the initial gradient of the bias, zeros; () if
+    there is no bias. skips: whether to skip steps that have no pairs within
+    segments.
   """
 
   num: int
+  pattern: Pattern
   single: bool = False
   dbias: Any = ()
   skips: bool = False
@@ -87,8 +90,11 @@ class TileLoop(abc.ABC):
     """Returns the key tiles of a step, from arrays of keys."""
 
   @abc.abstractmethod
-  def pairs(self, i: Array, j: Array) -> Array:
-    """Returns the pairs of a step, as booleans."""
+  def positions(self, i: Array, j: Array) -> tuple[Array, Array]:
+    """Returns the positions of a step's queries and of its keys.
+
+    They broadcast to [A, B, H, T] and [A, B, H, S]. Position -1 is padding.
+    """
 
   def bias(self, i: Array, j: Array) -> Array | None:
     """Returns the bias of a step's scores, [A, B, H, T, S], or None.
@@ -105,7 +111,10 @@ class TileLoop(abc.ABC):
     dbias: Any,
     ds: Array,
   ) -> Any:
-    """Returns `dbias` plus the gradients of a step's scores, `ds`."""
+    """Returns `dbias` plus the gradients of a step's scores.
+
+    `ds` is transposed, [A, B, H, S, T].
+    """
     return dbias
 
   def shape(self, q: Array) -> tuple[int, ...]:
@@ -168,7 +177,7 @@ def forward(
 
     def run_step(j):
       tile = loop.keys(i, j, keys)
-      pairs = _within_segments(loop.pairs(i, j), group, tile)
+      pairs = _pairs(loop, i, j, group, tile, transposed=False)
       run_tile = lambda: _softmax_of_tile(
         q, tile, pairs, scores, loop.bias(i, j)
       )
@@ -230,22 +239,18 @@ def backward(
     group = loop.queries(i, queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
 
-    # Transpose once, before the products. Otherwise the compiler would
-    # transpose within each product, and a product whose left side is transposed
-    # runs at half the speed.
-    q_T = group.q.swapaxes(-1, -2)
-    dout_T = group.dout.swapaxes(-1, -2)
-    transposed = lax.optimization_barrier((q_T, dout_T))
+    # The gradients of queries stay transposed until they are complete, see
+    # `_gradients_of_tile`.
+    zeros_T = jnp.zeros_like(group.q.swapaxes(-1, -2), dtype)
 
     def run_step(j, sums):
-      dq, dk, dv, dbias = sums
+      dq_T, dk, dv, dbias = sums
       tile = loop.keys(i, j, keys)
-      pairs = _within_segments(loop.pairs(i, j), group, tile)
+      pairs = _pairs(loop, i, j, group, tile, transposed=True)
 
       def run_tile():
         grads, ds = _gradients_of_tile(
           group,
-          transposed,
           tile,
           pairs,
           scores,
@@ -253,26 +258,27 @@ def backward(
         )
         return grads, loop.add_bias(i, j, dbias, ds)
 
-      zeros = tuple(jnp.zeros_like(x, dtype) for x in (group.q, tile.k, tile.v))
-      empty = zeros, dbias
+      zeros_of_keys = (jnp.zeros_like(x, dtype) for x in (tile.k, tile.v))
+      empty = (zeros_T, *zeros_of_keys), dbias
 
       grads, new_dbias = _unless_empty(loop, pairs, run_tile, empty)
-      new_dq, new_dk, new_dv = grads
+      new_dq_T, new_dk, new_dv = grads
       dk = loop.add(i, j, dk, new_dk)
       dv = loop.add(i, j, dv, new_dv)
-      return dq + new_dq, dk, dv, new_dbias
+      return dq_T + new_dq_T, dk, dv, new_dbias
 
     # dq is complete after the steps of its group. dk and dv accumulate over all
     # groups, which therefore run one after another.
-    sums = jnp.zeros_like(group.q, dtype), dk, dv, dbias
+    sums = zeros_T, dk, dv, dbias
     if loop.single:
       sums = run_step(i, sums)
     else:
       first, end = loop.bounds(i)
       sums = lax.fori_loop(first, end, run_step, sums)
-    dq, dk, dv, dbias = sums
+    dq_T, dk, dv, dbias = sums
 
     # Scaling the queries has already scaled dk, but not dq.
+    dq = dq_T.swapaxes(-1, -2)
     dq = dq * _scale(group.q, scores).astype(dq.dtype)
     return loop.put(i, all_dq, dq), dk, dv, dbias
 
@@ -289,11 +295,38 @@ def backward(
   return dq, dk, dv, *jax.tree.leaves(dbias)
 
 
-def _within_segments(pairs, queries, keys):
-  """Returns those pairs of a step whose query and key are in one segment."""
-  if queries.segments is None:
-    return pairs
-  return pairs & (queries.segments[..., None] == keys.segments[..., None, :])
+def _pairs(loop, i, j, queries, keys, transposed):
+  """Returns a mask of the pairs of a step, within segments.
+
+  Args:
+    loop: the loop.
+    i, j: the indices of the group and the step.
+    queries, keys: the tiles of the step, with their segments.
+    transposed: whether to return the mask as [A, B, H, S, T] instead of [A, B,
+      H, T, S].
+  """
+
+  def across(of_queries, of_keys):
+    """Makes numbers of queries, and of keys, broadcast to all pairs."""
+    if transposed:
+      return of_queries[..., None, :], of_keys[..., None]
+    return of_queries[..., None], of_keys[..., None, :]
+
+  q_at, k_at = across(*loop.positions(i, j))
+  pairs = loop.pattern.mask(q_at, k_at)
+  pairs &= q_at >= 0
+  pairs &= k_at >= 0
+
+  if queries.segments is not None:
+    of_query, of_key = across(
+      queries.segments,
+      keys.segments,
+    )
+    pairs &= of_query == of_key
+
+  # Without this barrier, the compiler for CPUs would compute the mask again for
+  # each head, and for each loop over scores that reads it.
+  return lax.optimization_barrier(pairs)
 
 
 def _unless_empty(loop, pairs, compute, empty):
@@ -303,20 +336,6 @@ def _unless_empty(loop, pairs, compute, empty):
   if not loop.skips:
     return compute()
   return lax.cond(pairs.any(), compute, lambda: empty)
-
-
-def pairs(
-  pattern: Pattern,
-  q_at: Array,
-  k_at: Array,
-) -> Array:
-  """Returns a mask [..., T, S] of pairs at positions [..., T] and [..., S].
-
-  Positions of -1 are padding, and have no pairs.
-  """
-  q_at = q_at[..., None]
-  k_at = k_at[..., None, :]
-  return pattern.mask(q_at, k_at) & (q_at >= 0) & (k_at >= 0)
 
 
 def _softmax_of_tile(q, keys, pairs, scores, bias):
@@ -343,29 +362,34 @@ def _softmax_of_tile(q, keys, pairs, scores, bias):
   return Running(out, maximum, normalizer)
 
 
-def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
+def _gradients_of_tile(queries, keys, pairs, scores, bias):
   """Computes the gradients of a step, from scaled queries.
+
+  Scores are computed in transposed form here, [A, B, H, S, T]. The products for
+  dk and dv then have left sides and results in natural order. Otherwise, the
+  compiler for CPUs would transpose scores, or large results as they are added.
 
   Args:
     queries: the tiles of a group.
-    transposed: the group's queries and the gradients of its outputs, [..., K,
-      T].
     keys: the tiles of keys of the step.
-    pairs: the mask of pairs.
+    pairs: the mask of pairs, which broadcasts to [A, B, H, S, T].
     scores: how scores are computed from products.
-    bias: the bias that is added to scores, or None.
+    bias: the bias that is added to scores, [A, B, H, T, S], or None.
 
   Returns:
-    (dq, dk, dv), and the gradients of the scores [A, B, H, T, S].
+    (dq, dk, dv), and the gradients of the scores. dq, [A, B, H, K, T], and the
+    gradients of the scores, [A, B, H, S, T], are transposed.
   """
-  q_T, dout_T = transposed
-  s, slope = _scores(queries.q, keys.k, pairs, scores, bias)
-  lse = queries.lse[..., None]
-  delta = queries.delta[..., None]
+  if bias is not None:
+    bias = bias.swapaxes(-1, -2)
+
+  s, slope = _scores(keys.k, queries.q, pairs, scores, bias)
+  lse = queries.lse[..., None, :]
+  delta = queries.delta[..., None, :]
   p = jnp.exp(s - lse)
 
   # The gradients of the scores, through the softmax: ds = p (dout v^T - delta).
-  dp = _dot("abhte,abhse->abhts", queries.dout, keys.v)
+  dp = _dot("abhse,abhte->abhst", keys.v, queries.dout)
   dp = dp.astype(p.dtype)
   ds = p * (dp - delta)
 
@@ -374,13 +398,12 @@ def _gradients_of_tile(queries, transposed, keys, pairs, scores, bias):
   p = p.astype(dtype)
   dproducts = ds * slope
   dproducts = dproducts.astype(dtype)
-  dv = _dot("abhet,abhts->abhes", dout_T, p)
-  dv = dv.swapaxes(-1, -2)
+  dv = _dot("abhst,abhte->abhse", p, queries.dout)
   dv = dv.astype(ds.dtype)  # until here, it had the dtype of the values
-  dk = _dot("abhkt,abhts->abhks", q_T, dproducts)
-  dk = dk.swapaxes(-1, -2)
-  dq = _dot("abhts,abhsk->abhtk", dproducts, keys.k)
-  return (dq, dk, dv), ds
+  dk = _dot("abhst,abhtk->abhsk", dproducts, queries.q)
+  k_T = keys.k.swapaxes(-1, -2)
+  dq_T = _dot("abhks,abhst->abhkt", k_T, dproducts)
+  return (dq_T, dk, dv), ds
 
 
 def softmax(
@@ -486,23 +509,24 @@ def add_sinks(
   return out.astype(out_BLHE.dtype), lse
 
 
-def _scores(q, k, mask, scores, bias):
-  """Returns scores of a tile, and their derivatives with respect to q k^T.
+def _scores(rows, columns, mask, scores, bias):
+  """Returns scores of a tile, and their derivatives with respect to products.
 
   Args:
-    q: queries, scaled by `_scale`.
-    k: keys.
+    rows, columns: queries, scaled by `_scale`, and keys; or keys and queries,
+      for scores in transposed form.
     mask: a boolean mask of the pairs.
     scores: how scores are computed from products.
     bias: the bias that is added after the soft cap, or None.
 
   Returns:
-    (s, slope). s are the scores, which are -inf outside the mask. slope is ds /
-    d(q k^T), a single number if there is no soft cap.
+    (s, slope). s are the scores, which are -inf outside the mask. slope are
+    their derivatives, or a single number if there is no soft cap.
   """
   # The factor that `_scale` has not yet applied.
-  factor = scores.factor(q.shape[-1]) if q.dtype.itemsize == 2 else 1.0
-  s = _dot("abhtk,abhsk->abhts", q, k) * factor
+  is_narrow = rows.dtype.itemsize == 2
+  factor = scores.factor(rows.shape[-1]) if is_narrow else 1.0
+  s = _dot("abhtk,abhsk->abhts", rows, columns) * factor
   slope: Array | float = factor
   if scores.softcap:
     ratio = jnp.tanh(s / scores.softcap)

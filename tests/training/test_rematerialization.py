@@ -199,7 +199,7 @@ def test_choice_is_kept_on_the_same_machine(
   assert store.Saved(part).describe(2)["remat"] == "none"
 
   # It still fits, but would not be chosen now.
-  free = int(1.1 * needs("none"))
+  free = int(0.99 * needs("none") / rematerialization.SHARE)
   monkeypatch.setattr(machine, "free_memory", lambda: free)
   if not is_same:
     monkeypatch.setattr(machine, "machine", lambda: "another")

@@ -271,20 +271,22 @@ class _Diagonals(xla.PlanLoop):
   def add_bias(self, i, j, dbias, ds):
     tile = self.tile
     total = ds.sum((0, 1, 2))
-    ds_RTS = total.reshape(-1, tile, tile)
+    ds_SRT = total.reshape(tile, -1, tile)
+    ds_RST = ds_SRT.swapaxes(0, 1)
 
     # Sum each diagonal. Rows are padded and joined, and the padding at the end
     # is removed. When the result is cut into rows that are one entry shorter,
     # each row is shifted by one entry relative to the row before, so that the
-    # diagonals become columns.
-    flipped_RTS = ds_RTS[..., ::-1]
+    # diagonals become columns. The last key comes first, because it has the
+    # smallest distances.
+    flipped_RST = ds_RST[:, ::-1]
     none = 0, 0
-    padded = jnp.pad(flipped_RTS, (none, none, (0, tile)))
+    padded = jnp.pad(flipped_RST, (none, none, (0, tile)))
     group = len(padded)
     in_line = padded.reshape(group, -1)
     in_line = in_line[:, :-tile]
-    rows_RTD = in_line.reshape(group, tile, -1)
-    new_RD = rows_RTD.sum(1)
+    rows_RSD = in_line.reshape(group, tile, -1)
+    new_RD = rows_RSD.sum(1)
 
     # Padding may have distances outside the bias. These are dropped, but
     # negative indices would wrap around, so they are made too large.

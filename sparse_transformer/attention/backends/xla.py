@@ -328,6 +328,7 @@ class PlanLoop(online_softmax.TileLoop):
   ) -> None:
     tables = plan.tables
     self.plan: Any = plan  # a plan whose orders have `positions`
+    self.pattern = plan.pattern
     self.tile = plan.tile
     self.first = jnp.asarray(tables.first)
     self.cols = jnp.asarray(tables.cols)
@@ -354,35 +355,29 @@ class PlanLoop(online_softmax.TileLoop):
     cols_AC = self.cols[j]
     return jax.tree.map(lambda x: self._key_tiles(cols_AC, x), arrays)
 
-  def pairs(self, i: Array, j: Array) -> Array:
-    """Returns a mask of the pairs in step j of group i, [A, 1, 1, R T, S].
+  def positions(self, i: Array, j: Array) -> tuple[Array, Array]:
+    """Returns positions [A, 1, 1, R T] and [A, 1, 1, S].
 
     T is the number of queries in a tile, and S the number of keys in C tiles.
     The axes of size 1 broadcast over sequences and KV heads.
     """
+    by_tile = self.size, 1, 1, -1
     q_at = jnp.asarray(self.plan.queries.positions)
     q_at = self._slice_group(i, q_at[None])
-    q_at_AT = q_at.reshape(self.size, self.tile)
+    q_at = q_at.reshape(self.size, self.tile)
+    # The query heads of a KV head are consecutive in a tile's rows.
+    q_at = jnp.tile(q_at, (1, self.heads_per_key))
 
     k_at = jnp.asarray(self.plan.keys.positions)
     k_at = k_at.reshape(-1, self.num_keys)
     cols_AC = self.cols[j]
-    # Position -1 is padding, which has no pairs.
-    k_at_ACT = k_at[cols_AC.clip(0)]
     is_none = cols_AC[..., None] < 0
-    k_at_ACT = jnp.where(is_none, -1, k_at_ACT)
-    k_at_AS = k_at_ACT.reshape(self.size, -1)
-
-    # Masks are computed from positions even in full tiles, because steps have
-    # no separate branch for full tiles.
-    mask_ATS = online_softmax.pairs(
-      self.plan.pattern,
-      q_at_AT,
-      k_at_AS,
+    k_at_ACT = jnp.where(
+      is_none,
+      -1,
+      k_at[cols_AC.clip(0)],
     )
-    # The query heads of a KV head are consecutive in a tile's rows.
-    mask_ATS = jnp.tile(mask_ATS, (1, self.heads_per_key, 1))
-    return mask_ATS[:, None, None]
+    return q_at.reshape(by_tile), k_at_ACT.reshape(by_tile)
 
   def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
     batch = x_BLH.shape[0]

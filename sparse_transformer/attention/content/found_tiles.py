@@ -277,10 +277,8 @@ class _Steps(online_softmax.TileLoop):
   def keys(self, i, j, arrays):
     return jax.tree.map(lambda x: self.take(i, x), arrays)
 
-  def pairs(self, i, j):
-    q_at = self._now(self.rows, i)
-    k_at = self.take(i, self.at)
-    return online_softmax.pairs(self.pattern, q_at, k_at)
+  def positions(self, i, j):
+    return self._now(self.rows, i), self.take(i, self.at)
 
   def shape(self, q):
     batch, _, num_heads, _ = q.shape

@@ -62,16 +62,16 @@ WITHIN = {
 # grow with the number of things to keep in mind. Lines, comments and docstrings
 # are free. PYTHONPATH=.:tests python tests/test_house.py writes the table anew.
 LIMITS = {
-  "attention": 41_157,
+  "attention": 41_154,
   "benchmarks": 31_956,
   "commands": 20_289,
   "data": 14_345,
   "figures": 2_794,
-  "library": 141_066,
+  "library": 141_063,
   "model": 16_113,
   "patterns": 15_623,
   "targets": 4_189,
-  "tests": 174_755,
+  "tests": 174_886,
   "training": 26_556,
 }
 # Fields that no config file sets, by the reason for which they exist.

@@ -8,7 +8,8 @@ recomputes weights from the final log-sum-exp.
 
 Tiles have three leading axes in any order, for example A (tiles that are
 computed together), B (batch) and H (heads). In this example, queries have shape
-[A, B, H, T, K], and scores [A, B, H, T, S].
+[A, B, H, T, K]. Scores have shape [A, B, H, T, S] in the forward pass, and
+[A, B, H, S, T] in the backward pass.
 """
 
 import abc
@@ -43,12 +44,13 @@ class TileLoop(abc.ABC):
   Arguments named `arrays` are pytrees of arrays, and methods that take them
   return the same structure.
 
-  Attributes: num: number of groups. pattern: the pattern, whose `mask` is
-    applied to the positions of queries and keys. single: whether every group
-    has only one step, with index j = i. The inner loop and the running softmax
-    are then omitted. dbias: the initial gradient of the bias, zeros; () if
-    there is no bias. skips: whether to skip steps that have no pairs within
-    segments.
+  Attributes:
+    num: number of groups.
+    pattern: the pattern, whose `mask` is applied to positions.
+    single: whether every group has only one step, with index j = i. The inner
+      loop and the running softmax are then omitted.
+    dbias: the initial gradient of the bias, zeros; () if there is no bias.
+    skips: whether to skip steps that have no pairs within segments.
   """
 
   num: int
@@ -93,7 +95,8 @@ class TileLoop(abc.ABC):
   def positions(self, i: Array, j: Array) -> tuple[Array, Array]:
     """Returns the positions of a step's queries and of its keys.
 
-    They broadcast to [A, B, H, T] and [A, B, H, S]. Position -1 is padding.
+    They broadcast to [A, B, H, T] and [A, B, H, S]. Position -1 is padding,
+    which has no pairs.
     """
 
   def bias(self, i: Array, j: Array) -> Array | None:
@@ -239,12 +242,12 @@ def backward(
     group = loop.queries(i, queries)
     group = group._replace(q=group.q * _scale(group.q, scores))
 
-    # The gradients of queries stay transposed until they are complete, see
-    # `_gradients_of_tile`.
-    zeros_T = jnp.zeros_like(group.q.swapaxes(-1, -2), dtype)
+    # Steps sum dq in transposed form, see `_gradients_of_tile`. The sum is
+    # transposed back once, after the last step.
+    zeros_ABHKT = jnp.zeros_like(group.q.swapaxes(-1, -2), dtype)
 
     def run_step(j, sums):
-      dq_T, dk, dv, dbias = sums
+      dq_ABHKT, dk, dv, dbias = sums
       tile = loop.keys(i, j, keys)
       pairs = _pairs(loop, i, j, group, tile, transposed=True)
 
@@ -259,26 +262,26 @@ def backward(
         return grads, loop.add_bias(i, j, dbias, ds)
 
       zeros_of_keys = (jnp.zeros_like(x, dtype) for x in (tile.k, tile.v))
-      empty = (zeros_T, *zeros_of_keys), dbias
+      empty = (zeros_ABHKT, *zeros_of_keys), dbias
 
       grads, new_dbias = _unless_empty(loop, pairs, run_tile, empty)
-      new_dq_T, new_dk, new_dv = grads
+      new_dq_ABHKT, new_dk, new_dv = grads
       dk = loop.add(i, j, dk, new_dk)
       dv = loop.add(i, j, dv, new_dv)
-      return dq_T + new_dq_T, dk, dv, new_dbias
+      return dq_ABHKT + new_dq_ABHKT, dk, dv, new_dbias
 
     # dq is complete after the steps of its group. dk and dv accumulate over all
     # groups, which therefore run one after another.
-    sums = zeros_T, dk, dv, dbias
+    sums = zeros_ABHKT, dk, dv, dbias
     if loop.single:
       sums = run_step(i, sums)
     else:
       first, end = loop.bounds(i)
       sums = lax.fori_loop(first, end, run_step, sums)
-    dq_T, dk, dv, dbias = sums
+    dq_ABHKT, dk, dv, dbias = sums
 
     # Scaling the queries has already scaled dk, but not dq.
-    dq = dq_T.swapaxes(-1, -2)
+    dq = dq_ABHKT.swapaxes(-1, -2)
     dq = dq * _scale(group.q, scores).astype(dq.dtype)
     return loop.put(i, all_dq, dq), dk, dv, dbias
 
@@ -298,12 +301,18 @@ def backward(
 def _pairs(loop, i, j, queries, keys, transposed):
   """Returns a mask of the pairs of a step, within segments.
 
+  Masks are computed from positions even in full tiles, because steps have no
+  separate branch for full tiles.
+
   Args:
-    loop: the loop.
-    i, j: the indices of the group and the step.
-    queries, keys: the tiles of the step, with their segments.
-    transposed: whether to return the mask as [A, B, H, S, T] instead of [A, B,
-      H, T, S].
+    loop: the tiles that meet.
+    i, j: the indices of the group and of the step.
+    queries, keys: the tiles of the step.
+    transposed: whether keys come before queries.
+
+  Returns:
+    Booleans that broadcast to [A, B, H, T, S], or to [A, B, H, S, T] if
+    `transposed`.
   """
 
   def across(of_queries, of_keys):
@@ -365,9 +374,11 @@ def _softmax_of_tile(q, keys, pairs, scores, bias):
 def _gradients_of_tile(queries, keys, pairs, scores, bias):
   """Computes the gradients of a step, from scaled queries.
 
-  Scores are computed in transposed form here, [A, B, H, S, T]. The products for
-  dk and dv then have left sides and results in natural order. Otherwise, the
-  compiler for CPUs would transpose scores, or large results as they are added.
+  Scores are computed in transposed form, [A, B, H, S, T]. Otherwise, the
+  compiler for CPUs would transpose the scores in the products for dk and dv, or
+  the results of these products. The product for dq would need the gradients of
+  scores in the other form. Therefore, the transpose of dq is computed, for
+  which only the keys are transposed.
 
   Args:
     queries: the tiles of a group.
@@ -377,8 +388,9 @@ def _gradients_of_tile(queries, keys, pairs, scores, bias):
     bias: the bias that is added to scores, [A, B, H, T, S], or None.
 
   Returns:
-    (dq, dk, dv), and the gradients of the scores. dq, [A, B, H, K, T], and the
-    gradients of the scores, [A, B, H, S, T], are transposed.
+    (gradients, ds). The gradients are those of the queries, [A, B, H, K, T], of
+    the keys, [A, B, H, S, K], and of the values, [A, B, H, S, E]. ds are those
+    of the scores, [A, B, H, S, T].
   """
   if bias is not None:
     bias = bias.swapaxes(-1, -2)
@@ -399,11 +411,10 @@ def _gradients_of_tile(queries, keys, pairs, scores, bias):
   dproducts = ds * slope
   dproducts = dproducts.astype(dtype)
   dv = _dot("abhst,abhte->abhse", p, queries.dout)
-  dv = dv.astype(ds.dtype)  # until here, it had the dtype of the values
   dk = _dot("abhst,abhtk->abhsk", dproducts, queries.q)
-  k_T = keys.k.swapaxes(-1, -2)
-  dq_T = _dot("abhks,abhst->abhkt", k_T, dproducts)
-  return (dq_T, dk, dv), ds
+  k_ABHKS = keys.k.swapaxes(-1, -2)
+  dq_ABHKT = _dot("abhks,abhst->abhkt", k_ABHKS, dproducts)
+  return (dq_ABHKT, dk, dv), ds
 
 
 def softmax(
@@ -510,23 +521,24 @@ def add_sinks(
 
 
 def _scores(rows, columns, mask, scores, bias):
-  """Returns scores of a tile, and their derivatives with respect to products.
+  """Returns scores of a tile, and their derivatives by the products.
 
   Args:
-    rows, columns: queries, scaled by `_scale`, and keys; or keys and queries,
-      for scores in transposed form.
-    mask: a boolean mask of the pairs.
+    rows, columns: the scaled queries and the keys; or, for transposed scores,
+      the keys and the scaled queries.
+    mask: a boolean mask of the pairs, in the same form as the scores.
     scores: how scores are computed from products.
-    bias: the bias that is added after the soft cap, or None.
+    bias: the bias that is added after the soft cap, in the same form, or None.
 
   Returns:
-    (s, slope). s are the scores, which are -inf outside the mask. slope are
-    their derivatives, or a single number if there is no soft cap.
+    (s, slope). s are the scores, which are -inf outside the mask. slope is the
+    derivative of each score by its product, or a single number if there is no
+    soft cap.
   """
   # The factor that `_scale` has not yet applied.
   is_narrow = rows.dtype.itemsize == 2
   factor = scores.factor(rows.shape[-1]) if is_narrow else 1.0
-  s = _dot("abhtk,abhsk->abhts", rows, columns) * factor
+  s = _dot("abhmk,abhnk->abhmn", rows, columns) * factor
   slope: Array | float = factor
   if scores.softcap:
     ratio = jnp.tanh(s / scores.softcap)
@@ -550,7 +562,10 @@ def _wide(x):
 
 
 def _dot(spec, a, b):
-  """Computes an einsum that accumulates in float32 or wider."""
+  """Computes an einsum that accumulates in float32, or in the dtype of `a`.
+
+  The wider of the two is also the dtype of the result.
+  """
   return jnp.einsum(spec, a, b, preferred_element_type=_wide(a))
 
 

@@ -250,7 +250,7 @@ def _look_up(x_BHL, positions):
 
   Args:
     x_BHL: [B, H, L, ...].
-    positions: integers with 2 axes, or with 4: batch, heads and two more.
+    positions: integers with 2 axes, or with more: batch, heads and others.
 
   Returns:
     Values of the shape of `positions`, followed by the last axes of x.

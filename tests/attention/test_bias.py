@@ -147,21 +147,28 @@ def test_heads_without_pairs_have_no_gradients():
 
 
 def test_slices_are_rows_of_the_whole():
-  q, k, v, *_ = laws.random_inputs(N, HEADS, group=2)
-  of_keys = functools.partial(
-    attend,
-    k_BMGK=k,
-    v_BMGE=v,
-    patterns=MIXED,
-    bias_HD=biases(),
-    tile=16,
-  )
-  expected = of_keys(q)
-  part = jax.jit(lambda q, i: of_keys(q, first=i))
+  q, k, v, dout, _ = laws.random_inputs(N, HEADS, group=2)
+  of_heads = functools.partial(attend, patterns=MIXED, tile=16)
+
+  def run(dout, first, q, *others):
+    def of_queries(q, k, v, bias):
+      return of_heads(q, k, v, first=first, bias_HD=bias)
+
+    out, pullback = jax.vjp(of_queries, q, *others)
+    return out, *pullback(dout)
+
+  others = k, v, jnp.asarray(biases())
+  part = jax.jit(run)
   for first in (0, 21, N - 30):
     rows = slice(first, first + 30)
-    found = part(q[:, rows], first)
-    np.testing.assert_allclose(found, expected[:, rows], atol=2e-5)
+    # Only the rows of the slice have gradients in the whole sequence.
+    own = jnp.zeros_like(dout).at[:, rows].set(dout[:, rows])
+    out, dq, *expected = run(own, None, q, *others)
+    expected = [out[:, rows], dq[:, rows], *expected]
+
+    found = part(dout[:, rows], first, q[:, rows], *others)
+    for x, y in zip(found, expected, strict=True):
+      np.testing.assert_allclose(x, y, atol=2e-5)
 
 
 @pytest.mark.parametrize("backend", ["auto", "batched"])

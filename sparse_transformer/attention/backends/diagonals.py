@@ -274,11 +274,11 @@ class _Diagonals(xla.PlanLoop):
     ds_SRT = total.reshape(tile, -1, tile)
     ds_RST = ds_SRT.swapaxes(0, 1)
 
-    # Sum each diagonal. Rows are padded and joined, and the padding at the end
-    # is removed. When the result is cut into rows that are one entry shorter,
-    # each row is shifted by one entry relative to the row before, so that the
-    # diagonals become columns. The last key comes first, because it has the
-    # smallest distances.
+    # Sum each diagonal. A row has the gradients of one key. The last key comes
+    # first, because it has the smallest distances. Rows are padded and joined,
+    # and the padding at the end is removed. When the result is cut into rows
+    # that are one entry shorter, each row is shifted by one entry relative to
+    # the row before, so that the diagonals become columns.
     flipped_RST = ds_RST[:, ::-1]
     none = 0, 0
     padded = jnp.pad(flipped_RST, (none, none, (0, tile)))

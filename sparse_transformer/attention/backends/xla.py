@@ -327,7 +327,6 @@ class PlanLoop(online_softmax.TileLoop):
     self, plan: contract.Plan, queries: contract.Queries, keys: contract.Keys
   ) -> None:
     tables = plan.tables
-    self.plan: Any = plan  # a plan whose orders have `positions`
     self.pattern = plan.pattern
     self.tile = plan.tile
     self.first = jnp.asarray(tables.first)
@@ -337,6 +336,14 @@ class PlanLoop(online_softmax.TileLoop):
     self.single = tables.single
     self.num_keys = tables.num_keys or plan.tile
     self.heads_per_key = queries.q.shape[2] // keys.k.shape[2]  # R
+
+    # The positions in each tile. The query heads of a KV head are consecutive
+    # in the rows of a tile.
+    orders: Any = plan.queries, plan.keys  # both have `positions`
+    q_at, k_at = (jnp.asarray(order.positions) for order in orders)
+    q_at = q_at.reshape(-1, self.tile)
+    self.q_at = jnp.tile(q_at, (1, self.heads_per_key))
+    self.k_at = k_at.reshape(-1, self.num_keys)
 
     # Steps without pairs are skipped if slices or segments, which are known
     # only at run time, may leave some without pairs. This is not worthwhile if
@@ -361,23 +368,23 @@ class PlanLoop(online_softmax.TileLoop):
     T is the number of queries in a tile, and S the number of keys in C tiles.
     The axes of size 1 broadcast over sequences and KV heads.
     """
-    by_tile = self.size, 1, 1, -1
-    q_at = jnp.asarray(self.plan.queries.positions)
-    q_at = self._slice_group(i, q_at[None])
-    q_at = q_at.reshape(self.size, self.tile)
-    # The query heads of a KV head are consecutive in a tile's rows.
-    q_at = jnp.tile(q_at, (1, self.heads_per_key))
+    q_at = lax.dynamic_slice_in_dim(
+      self.q_at,
+      i * self.size,
+      self.size,
+    )
 
-    k_at = jnp.asarray(self.plan.keys.positions)
-    k_at = k_at.reshape(-1, self.num_keys)
+    # Column -1 is padding.
     cols_AC = self.cols[j]
     is_none = cols_AC[..., None] < 0
-    k_at_ACT = jnp.where(
+    k_at = jnp.where(
       is_none,
       -1,
-      k_at[cols_AC.clip(0)],
+      self.k_at[cols_AC.clip(0)],
     )
-    return q_at.reshape(by_tile), k_at_ACT.reshape(by_tile)
+
+    by_tile = self.size, 1, 1, -1
+    return q_at.reshape(by_tile), k_at.reshape(by_tile)
 
   def put(self, i: Array, x_BLH: Array, new: Array) -> Array:
     batch = x_BLH.shape[0]
